@@ -37,7 +37,7 @@ impl Configuration {
                 return Err(directory_as_file(file));
             }
             // The configuration of a run may be another person's: it needs consent (`--trust`).
-            let is_of_run = RunDir::has_config(file);
+            let is_of_run = RunDir::is_config_of_run(file);
             layers = if is_of_run { layers.file_of_run(file, args.trust)? } else { layers.file(file)? };
         }
         layers = layers.environment(std::env::vars())?;

@@ -200,7 +200,7 @@ impl Watched {
         if version != state.version {
             let Self { nonce, can_stop_runs, voting, token, .. } = self;
             let (voting, writers) = (voting.as_deref(), &writers);
-            let live = Live { version: &version, nonce, token, control: *can_stop_runs, voting, writers };
+            let live = Live { version: &version, nonce, token, can_stop_runs: *can_stop_runs, voting, writers };
             state.html = live::page(&state.runs, &live)?.into();
             state.version = version;
         }

@@ -11,18 +11,18 @@ use roll_external::files;
 use serde_json::Value as Json;
 
 /// Bytes that are read from the beginning of the file, and from its end. The file as a whole may be large.
-const BYTES: u64 = 4 << 20;
+const MAX_READ_BYTES: u64 = 4 << 20;
 /// Most answers to held-out conversations that are shown.
-const ANSWERS: usize = 3;
+const MAX_ANSWERS: usize = 3;
 /// Number of episodes from the beginning of the file that are shown.
-const FIRST: usize = 2;
+const FIRST_EPISODES: usize = 2;
 /// Most turns of an episode that are shown: the first ones, and the last one.
-const TURNS: usize = 6;
+const MAX_TURNS: usize = 6;
 /// Most characters of an observation or an answer that are shown.
-const CHARACTERS: usize = 1500;
+const MAX_CHARACTERS: usize = 1500;
 
-/// The records within [`BYTES`] of the beginning and of the end of the file. Both are empty if the run has no such
-/// file. In a small file they are the same.
+/// The records within [`MAX_READ_BYTES`] of the beginning and of the end of `trajectories.jsonl`. Both are empty if the
+/// run has no such file. In a small file they are the same.
 pub struct Texts {
     beginning: Vec<Json>,
     end: Vec<Json>,
@@ -36,13 +36,13 @@ impl Texts {
         if !path.is_file() {
             return Ok(Self { beginning: Vec::new(), end: Vec::new() });
         }
-        let failed = || Error::file("read", &path);
-        let mut file = files::open(&path).map_err(failed())?;
-        let size = file.metadata().map_err(failed())?.len();
-        let beginning = lines(&mut file, 0).map_err(failed())?;
-        let end = match size.checked_sub(BYTES) {
-            None | Some(0) => beginning.clone(),
-            Some(from) => lines(&mut file, from).map_err(failed())?,
+        let mut file = files::open(&path).map_err(Error::file("read", &path))?;
+        let size = file.metadata().map_err(Error::file("read", &path))?.len();
+        let beginning = records(&mut file, 0).map_err(Error::file("read", &path))?;
+        let end = if size <= MAX_READ_BYTES {
+            beginning.clone()
+        } else {
+            records(&mut file, size - MAX_READ_BYTES).map_err(Error::file("read", &path))?
         };
         Ok(Self { beginning, end })
     }
@@ -62,8 +62,8 @@ pub fn answers(texts: &Texts) -> Vec<Value> {
     }
     let answers_before = validation_answers(&texts.beginning).filter(|record| record["step"] == *first_step);
     let shown = answers_before.filter_map(|before| {
-        let is_same = |after: &&Json| after["step"] == *last_step && after["row"] == before["row"];
-        let after = validation_answers(&texts.end).find(is_same)?;
+        let is_answer_after = |after: &&Json| after["step"] == *last_step && after["row"] == before["row"];
+        let after = validation_answers(&texts.end).find(is_answer_after)?;
         Some(context! {
             row => before["row"].as_str(),
             prompt => cut(&before["prompt"]),
@@ -73,18 +73,18 @@ pub fn answers(texts: &Texts) -> Vec<Value> {
             step => last_step.as_u64(),
         })
     });
-    shown.take(ANSWERS).collect()
+    shown.take(MAX_ANSWERS).collect()
 }
 
 /// The episodes to show: the first ones of the run, and the best and the worst one of the last step.
 pub fn episodes(texts: &Texts) -> Vec<Value> {
-    let Texts { beginning, end } = texts;
-    let first = beginning.iter().filter(|episode| is_trained(episode)).take(FIRST);
-    let mut shown: Vec<Value> = first.map(|episode| to_context("one of the first", episode)).collect();
-    let last_step =
-        end.iter().filter(|episode| is_trained(episode)).filter_map(|episode| episode["step"].as_u64()).max();
-    let of_last_step = end.iter().filter(|episode| is_trained(episode) && episode["step"].as_u64() == last_step);
-    let mut of_last_step: Vec<&Json> = of_last_step.collect();
+    let first_episodes = texts.beginning.iter().filter(|episode| is_trained(episode)).take(FIRST_EPISODES);
+    let mut shown: Vec<Value> = first_episodes.map(|episode| to_context("one of the first", episode)).collect();
+    let step = |episode: &Json| episode["step"].as_u64();
+    let mut of_last_step: Vec<&Json> = texts.end.iter().filter(|episode| is_trained(episode)).collect();
+    let last_step = of_last_step.iter().filter_map(|episode| step(episode)).max();
+    of_last_step.retain(|episode| step(episode) == last_step);
+    // The best one comes first.
     of_last_step.sort_by(|a, b| score(b).total_cmp(&score(a)));
     if let [best, .., worst] = of_last_step[..] {
         shown.push(to_context("the best of the last step", best));
@@ -93,12 +93,12 @@ pub fn episodes(texts: &Texts) -> Vec<Value> {
     shown
 }
 
-/// The records among [`BYTES`] from the position `from` on.
-fn lines(file: &mut File, from: u64) -> std::io::Result<Vec<Json>> {
+/// The records in the lines of at most [`MAX_READ_BYTES`] from the position `from` on.
+fn records(file: &mut File, from: u64) -> std::io::Result<Vec<Json>> {
     let mut bytes = Vec::new();
     file.seek(SeekFrom::Start(from))?;
-    file.take(BYTES).read_to_end(&mut bytes)?;
-    // The first and the last line may be cut off; they are then no JSON, and left out.
+    file.take(MAX_READ_BYTES).read_to_end(&mut bytes)?;
+    // The first and the last line may be cut off. They are not valid JSON then, and are left out.
     Ok(bytes.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice(line).ok()).collect())
 }
 
@@ -107,32 +107,35 @@ fn is_trained(episode: &Json) -> bool {
     episode["kind"] != "validation"
 }
 
+/// The score of an episode; the lowest if it has none.
 fn score(episode: &Json) -> f64 {
     episode["score"].as_f64().unwrap_or(f64::NEG_INFINITY)
 }
 
-/// The values of the page's template for an episode, which `which` describes in the title.
-fn to_context(which: &str, episode: &Json) -> Value {
-    let turns = episode["turns"].as_array().map(Vec::as_slice).unwrap_or_default();
-    let shown = turns.iter().enumerate().filter(|(i, _)| *i + 1 < TURNS || *i + 1 == turns.len());
-    let shown = shown.map(|(i, turn)| {
-        context! {
-            number => i + 1,
-            observation => cut(&turn["observation"]),
-            response => cut(&turn["response"]),
-            reward => turn["reward"].as_f64().map(|reward| reward.to_string()),
+/// The values of the page's template for an episode. `description` is part of the title, such as "one of the first".
+fn to_context(description: &str, episode: &Json) -> Value {
+    let all_turns = episode["turns"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let mut turns = Vec::new();
+    for (number, turn) in (1..).zip(all_turns) {
+        let is_shown = number < MAX_TURNS || number == all_turns.len();
+        if is_shown {
+            turns.push(context! {
+                number,
+                observation => cut(&turn["observation"]),
+                response => cut(&turn["response"]),
+                reward => turn["reward"].as_f64().map(|reward| reward.to_string()),
+            });
         }
-    });
-    let turns = shown.collect::<Vec<Value>>();
+    }
     let solved = if episode["solved"] == true { ", solved" } else { "" };
     let (step, score) = (episode["step"].as_u64().unwrap_or_default(), score(episode));
-    context! { title => format!("Step {step}, {which}: score {score:.3}{solved}"), turns }
+    context! { title => format!("Step {step}, {description}: score {score:.3}{solved}"), turns }
 }
 
-/// The text, cut after [`CHARACTERS`].
-fn cut(text: &Json) -> String {
-    let text = text.as_str().unwrap_or_default();
-    match text.char_indices().nth(CHARACTERS) {
+/// The text of a JSON string, cut after [`MAX_CHARACTERS`]; empty for any other JSON value.
+fn cut(json: &Json) -> String {
+    let text = json.as_str().unwrap_or_default();
+    match text.char_indices().nth(MAX_CHARACTERS) {
         Some((end, _)) => format!("{} ...", &text[..end]),
         None => text.into(),
     }
