@@ -68,7 +68,8 @@ fn config() -> AgenticPpoConfig {
 }
 
 fn plan(step: u64, held_out: bool) -> EpisodePlan {
-    EpisodePlan { step, first_group: 0, groups: 2, all_groups: 2, group_size: 3, temperature: 1.0, held_out }
+    let rest = EpisodePlan::default();
+    EpisodePlan { step, groups: 2, all_groups: 2, group_size: 3, temperature: 1.0, held_out, ..rest }
 }
 
 fn rollout(
@@ -123,7 +124,7 @@ fn turns_with_prompts_of_their_own_are_conversations_of_their_own() {
     config.check().unwrap();
     let mut model = Bigram::of("xy");
     let played = rollout(&config, plan(0, false), &mut worlds(9), &mut model).unwrap();
-    let samples = crate::agentic_ppo::batch::text_samples(&played, true);
+    let samples = crate::agentic_ppo::batch::text_samples(&played, true, Default::default());
     assert!(played.iter().all(|e| e.steps.len() == 3) && played.iter().any(|e| e.tokens.len() > 130));
     for sample in samples {
         let episode = &played[sample.episode];
