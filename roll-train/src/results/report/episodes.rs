@@ -126,7 +126,7 @@ fn played(episode: &Json) -> String {
     shown.map(line).collect::<Vec<_>>().join("\n")
 }
 
-/// The text of the first episode that has one, in pieces that the model read or wrote. Empty if there is none.
+/// The text of the first episode that has one, in pieces that the model read or wrote. Empty without such an episode.
 pub fn first_text(texts: &Texts) -> Vec<Value> {
     let pieces = texts.beginning.iter().find_map(|record| record["text"].as_array());
     let piece = |piece: &Json| {

@@ -27,7 +27,7 @@ const MAX_DEPTH: usize = 3;
 pub struct Row {
     /// File and line.
     pub origin: String,
-    /// The message of the system; empty if there is none.
+    /// The message of the system, or an empty text.
     pub system: String,
     pub question: String,
     pub answer: Value,

@@ -153,8 +153,8 @@ fn without_command(text: &str, name: &str) -> String {
     written + rest
 }
 
-/// `text` with braces around the next `arguments` characters after each command `name`, where there are none:
-/// `\frac12` becomes `\frac{1}{2}`.
+/// Puts braces around the arguments of each command `name` that have none, one character each: `\frac12` becomes
+/// `\frac{1}{2}`.
 fn with_braces(text: &str, name: &str, arguments: usize) -> String {
     let (mut written, mut rest) = (String::new(), text);
     while let Some(at) = rest.find(name) {
