@@ -243,7 +243,7 @@ mod tests {
         let shown = |steps: &[u64], turns: usize| {
             let record = |step: u64, start: usize, sample: usize| {
                 let turn = json!({"observation": format!("q{start}"), "response": format!("{step}.{start}.{sample}")});
-                json!({"step": step, "kind": "validation", "whole_seed": start.to_string(), "score": step > 0,
+                json!({"step": step, "kind": "validation", "whole_seed": start.to_string(), "score": step.min(1),
                     "turns": vec![turn; turns]})
                 .to_string()
                     + "\n"
