@@ -6,9 +6,9 @@
 //! twice is on one side, and stays there if rows are added.
 
 mod bank;
-pub mod check;
+mod check;
 mod notes;
-pub mod options;
+mod options;
 mod rows;
 mod sums;
 #[cfg(test)]
@@ -19,8 +19,9 @@ use std::sync::Arc;
 use roll_core::{BuildContext, Environment, Error, Observation, Result, Split, Transition};
 
 use bank::Bank;
+pub use check::CheckKind;
 use check::Verdict;
-pub use options::QuestionsOptions;
+pub use options::{QuestionsOptions, Source};
 
 const NAME: &str = "questions";
 

@@ -1,7 +1,7 @@
 //! Questions that are made here: sums of whole numbers.
 
 use roll_core::Noise;
-use serde_json::{Map, json};
+use serde_json::{Map, Value, json};
 
 use super::rows::Row;
 
@@ -47,8 +47,8 @@ fn row(numbers: Vec<u64>) -> Row {
     let answer = json!(numbers.iter().sum::<u64>());
     let mut sorted = numbers;
     sorted.sort_unstable();
-    let fields: Map<_, _> =
-        [("question", json!(question)), ("answer", answer.clone())].map(|(key, value)| (key.to_string(), value)).into();
+    let fields = [("question", json!(question)), ("answer", answer.clone())];
+    let fields: Map<String, Value> = fields.into_iter().map(|(key, value)| (key.to_string(), value)).collect();
     let origin = format!("`{question}`");
     Row { origin, system: String::new(), question, answer, fields, split_key: joined(&sorted) }
 }
