@@ -313,7 +313,7 @@ impl AgenticPpo {
         }
 
         watch.begin(LOG_PROBS, None)?;
-        let LearnedState { controller, critic } = &mut self.learned;
+        let LearnedState { controller, critic, .. } = &mut self.learned;
         let prepared = prepare(&self.config, controller, critic, ctx, &episodes, &mut report.metrics)?;
 
         if prepared.whole.response.count() == 0 {

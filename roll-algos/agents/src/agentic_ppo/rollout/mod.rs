@@ -406,7 +406,7 @@ impl<'a> RunningEpisode<'a> {
     /// Extends the conversation by what the agent reads next: results of its tools if there are any, otherwise the
     /// message of a new turn. With `history_length`, a new turn begins a prompt of its own.
     fn ask(&mut self, model: &dyn LanguageModel, rules: Rules<'_>) -> Result<()> {
-        let Rules { config, template, tools, ends, joins_system } = rules;
+        let Rules { config, template, tools, ends, joins_system, .. } = rules;
         if !self.results.is_empty() {
             let messages = self.results.drain(..).enumerate().map(|(i, result)| tools::result(i, result)).collect();
             return self.conversation.ask(model, tools, messages);

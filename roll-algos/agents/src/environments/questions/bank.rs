@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use roll_core::{BuildContext, Error, Result, Split, check_seconds};
-use roll_external::fingerprint::sha256;
+use roll_external::sha256;
 use serde_json::json;
 
 use super::check::{Check, CheckKind, Judges, Reference, Verdict};

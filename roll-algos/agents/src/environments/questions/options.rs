@@ -159,7 +159,7 @@ mod tests {
             (json!({"check": "command"}), "env.command", "which program"),
             (json!({"check": "command", "command": ["a"], "timeout": 0}), "env.timeout", "0"),
             (json!({"validation_share": 1}), "env.validation_share", "0.9"),
-            (json!({"source": "sums", "digits": 0}), "env.digits", "at least 1"),
+            (json!({"source": "sums", "digits": 0}), "env.digits", "from 1 to 9"),
             (json!({"source": "sums", "check": "choice"}), "env.check", "no choices"),
             (json!({"source": "sums", "check": "regex"}), "env.pattern", "which pattern"),
         ] {

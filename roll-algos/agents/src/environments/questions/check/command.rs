@@ -166,7 +166,7 @@ mod tests {
                 assert!(problem.contains(words), "{answer}: {problem}");
             }
         }
-        assert!(judges("exit 0", 2.0, 1).judge(&json!({})).is_err());
+        assert!(self::judges("exit 0", 2.0, 1).judge(&json!({})).is_err());
         let absent = Judges::new(vec!["no-such-program".into()], ".".into(), Duration::from_secs(1), 1);
         for _ in 0..2 {
             assert!(absent.judge(&json!({})).unwrap_err().contains("cannot be started"));
