@@ -61,6 +61,7 @@ fn examples_and_demos_have_no_idle_keys() {
         &["examples/recipes/identity-i2v.yaml"],
         &["examples/recipes/judge-t2v.yaml"],
         &["examples/recipes/clips-i2v.yaml"],
+        &["examples/recipes/sums-smollm2.yaml"],
         &["roll-cli/src/demo.yaml", "roll-cli/src/demo_reward.yaml"],
         &["roll-cli/src/demo_agent.yaml", "roll-cli/src/demo_agent_env.yaml"],
         &["roll-cli/src/demo_flow_matching.yaml"],

@@ -12,6 +12,7 @@
 pub mod agentic_ppo;
 pub mod environments;
 pub mod error;
+mod json_rows;
 mod notes;
 mod pieces;
 pub mod sft;

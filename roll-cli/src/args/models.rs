@@ -145,9 +145,12 @@ pub struct Eval {
     /// Number of starts or questions, as `algo.val_batch_size`.
     #[arg(long, value_name = "N", value_parser = super::positive)]
     pub episodes: Option<usize>,
-    /// Number of episodes of each start, for pass@k, as `algo.val_samples`.
+    /// Number of episodes of each start, for pass@k, as `algo.val_group_size`.
     #[arg(long, value_name = "K", value_parser = super::positive)]
     pub samples: Option<usize>,
+    /// Temperature of the answers, as `algo.val_temperature`. Default: 1 with several samples of a start.
+    #[arg(long, value_name = "T", allow_negative_numbers = true)]
+    pub temperature: Option<f64>,
     /// File to write: every episode of every model, one JSON object a line.
     #[arg(long, short, value_name = "FILE.jsonl")]
     pub output: Option<PathBuf>,

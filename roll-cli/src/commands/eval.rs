@@ -99,10 +99,13 @@ fn keys(args: &Eval) -> Vec<KeyValue> {
     // Without this, only some episodes are recorded.
     let all = usize::MAX >> 1;
     let mut keys = vec![KeyValue { key: "algo.saved_trajectories", value: all.to_string(), origin: "roll eval" }];
+    // Several samples of the likeliest tokens would be the same.
+    let temperature = args.temperature.or(args.samples.filter(|samples| *samples > 1).map(|_| 1.0));
     let given = [
         ("model.model_path", args.model_path.clone(), "--model-path"),
         ("algo.val_batch_size", args.episodes.map(|n| n.to_string()), "--episodes"),
-        ("algo.val_samples", args.samples.map(|n| n.to_string()), "--samples"),
+        ("algo.val_group_size", args.samples.map(|n| n.to_string()), "--samples"),
+        ("algo.val_temperature", temperature.map(|t| t.to_string()), "--temperature"),
         ("env.name", args.questions.as_ref().map(|_| "questions".to_string()), "--questions"),
         ("env.validation_path", args.questions.as_deref().map(text), "--questions"),
     ];

@@ -9,10 +9,8 @@ use roll_external::{files, json};
 use serde_json::{Map, Value, json};
 
 use super::{SftConfig, TrainOn, rows};
+use crate::json_rows;
 use crate::pieces::tokenize_after;
-
-/// Greatest size of a file, which is held in memory.
-const MAX_BYTES: u64 = 4 << 30;
 
 /// Roles of messages in chat templates. Any other role (`human`, `gpt`) means that the data set has another form, of
 /// which nothing would be trained on.
@@ -106,24 +104,11 @@ impl Conversations {
     /// Reads JSON lines (empty lines are skipped) or a JSON list. Fails on an entry that is not a conversation, and on
     /// a file without entries.
     pub fn read(file: &Path) -> Result<Self> {
-        let text = files::read_text(file, MAX_BYTES).map_err(Error::file("read", file))?;
-        // Place and contents of each entry.
-        let entries: Box<dyn Iterator<Item = (String, serde_json::Result<Value>)>> =
-            match text.trim_start().starts_with('[') {
-                true => {
-                    let list: Vec<Value> = json::parse(&text)
-                        .map_err(|e| Error::bad_file(file, format!("expected a JSON list of conversations: {e}")))?;
-                    Box::new(list.into_iter().enumerate().map(|(i, entry)| (format!("entry {}", i + 1), Ok(entry))))
-                }
-                false => {
-                    let lines = text.lines().enumerate().filter(|(_, line)| !line.trim().is_empty());
-                    Box::new(lines.map(|(i, line)| (format!("line {}", i + 1), json::parse(line))))
-                }
-            };
+        let text = files::read_text(file, json_rows::MAX_BYTES).map_err(Error::file("read", file))?;
         let (mut rows_read, mut others) = (Vec::new(), BTreeSet::new());
-        for (place, entry) in entries {
+        for json_rows::Row { place, value } in json_rows::rows(file, &text, "conversations")? {
             let expected = |e: serde_json::Error| format!("expected an object such as {}: {e}", rows::EXPECTED);
-            let row = entry
+            let row = value
                 .map_err(expected)
                 .and_then(rows::normalised)
                 .and_then(|entry| serde_json::from_value::<Entry>(entry).map_err(expected))

@@ -1,5 +1,5 @@
-//! Texts of language models on the page, from `trajectories.jsonl`: some episodes of an agent, and answers to held-out
-//! conversations before and after training.
+//! Texts of language models on the page, from `trajectories.jsonl`: the first episode of an agent as the model reads it,
+//! some other episodes, and answers to held-out conversations and starts before and after training.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -14,6 +14,12 @@ use serde_json::Value as Json;
 const MAX_READ_BYTES: u64 = 4 << 20;
 /// Most answers to held-out conversations that are shown.
 const MAX_ANSWERS: usize = 3;
+/// Most held-out starts that are shown if every episode has a single turn.
+const MAX_SHORT_STARTS: usize = 10;
+/// Most held-out starts that are shown if an episode has several turns.
+const MAX_LONG_STARTS: usize = 3;
+/// Most characters of a piece of the first episode's text that are shown.
+const TEXT_CHARACTERS: usize = 6000;
 /// Number of episodes from the beginning of the file that are shown.
 const FIRST_EPISODES: usize = 2;
 /// Most turns of an episode that are shown: the first ones, and the last one.
@@ -76,6 +82,66 @@ pub fn answers(texts: &Texts) -> Vec<Value> {
     shown.take(MAX_ANSWERS).collect()
 }
 
+/// Some held-out starts, as the agent plays them before training and in the last validation. Empty until there are two
+/// validations.
+pub fn starts(texts: &Texts) -> Vec<Value> {
+    fn validation_episodes(records: &[Json]) -> impl Iterator<Item = &Json> {
+        records.iter().filter(|record| !is_trained(record) && record["turns"].is_array())
+    }
+    let first_step = validation_episodes(&texts.beginning).next().map(|record| &record["step"]);
+    let last_step = validation_episodes(&texts.end).last().map(|record| &record["step"]);
+    let (Some(first_step), Some(last_step)) = (first_step, last_step) else { return Vec::new() };
+    if first_step == last_step {
+        return Vec::new();
+    }
+    let turns = |episode: &Json| episode["turns"].as_array().map_or(0, Vec::len);
+    let played_before = || validation_episodes(&texts.beginning).filter(|record| record["step"] == *first_step);
+    let is_short = played_before().all(|episode| turns(episode) == 1);
+    let most = if is_short { MAX_SHORT_STARTS } else { MAX_LONG_STARTS };
+    let mut shown: Vec<(&Json, Value)> = Vec::new();
+    for before in played_before() {
+        // With several episodes of a start, the first is shown.
+        let is_shown = shown.iter().any(|(seed, _)| **seed == before["whole_seed"]);
+        let is_same = |after: &&Json| after["step"] == *last_step && after["whole_seed"] == before["whole_seed"];
+        let after = validation_episodes(&texts.end).find(is_same);
+        if let Some(after) = after.filter(|_| !is_shown && shown.len() < most) {
+            let value = context! {
+                row => format!("score {:.3} before, {:.3} after", score(before), score(after)),
+                prompt => cut(&before["turns"][0]["observation"]),
+                before => played(before),
+                after => played(after),
+                step => last_step.as_u64(),
+            };
+            shown.push((&before["whole_seed"], value));
+        }
+    }
+    shown.into_iter().map(|(_, value)| value).collect()
+}
+
+/// The agent's answers in an episode, numbered if there are several.
+fn played(episode: &Json) -> String {
+    let turns = episode["turns"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let shown = turns.iter().enumerate().filter(|(i, _)| *i + 1 < MAX_TURNS || *i + 1 == turns.len());
+    let line = |(i, turn): (usize, &Json)| match turns.len() {
+        1 => cut(&turn["response"]),
+        _ => format!("{}: {}", i + 1, cut(&turn["response"])),
+    };
+    shown.map(line).collect::<Vec<_>>().join("\n")
+}
+
+/// The text of the first episode that has one, in pieces that the model read or wrote. Empty without such an episode.
+pub fn first_text(texts: &Texts) -> Vec<Value> {
+    let pieces = texts.beginning.iter().find_map(|record| record["text"].as_array());
+    let piece = |piece: &Json| {
+        let (text, is_written) = match piece["wrote"].as_str() {
+            Some(text) => (text, true),
+            None => (piece["read"].as_str().unwrap_or_default(), false),
+        };
+        context! { text => shortened(text, TEXT_CHARACTERS), is_written }
+    };
+    pieces.into_iter().flatten().map(piece).collect()
+}
+
 /// The episodes to show: the first ones of the run, and the best and the worst one of the last step.
 pub fn episodes(texts: &Texts) -> Vec<Value> {
     let first_episodes = texts.beginning.iter().filter(|episode| is_trained(episode)).take(FIRST_EPISODES);
@@ -134,8 +200,12 @@ fn to_context(description: &str, episode: &Json) -> Value {
 
 /// The text of a JSON string, cut after [`MAX_CHARACTERS`]; empty for any other JSON value.
 fn cut(json: &Json) -> String {
-    let text = json.as_str().unwrap_or_default();
-    match text.char_indices().nth(MAX_CHARACTERS) {
+    shortened(json.as_str().unwrap_or_default(), MAX_CHARACTERS)
+}
+
+/// The text, cut after `most` characters.
+fn shortened(text: &str, most: usize) -> String {
+    match text.char_indices().nth(most) {
         Some((end, _)) => format!("{} ...", &text[..end]),
         None => text.into(),
     }
@@ -171,6 +241,48 @@ mod tests {
             [["line 1", "answer 0.1", "answer 9.1", "9"], ["line 2", "answer 0.2", "answer 9.2", "9"]]
         );
         assert!(shown(&[0]).is_empty());
+    }
+
+    #[test]
+    fn held_out_starts_before_training_and_after_it_are_shown() {
+        let dir = tempfile::tempdir().unwrap();
+        let shown = |steps: &[u64], turns: usize| {
+            let record = |step: u64, start: usize, sample: usize| {
+                let turn = json!({"observation": format!("q{start}"), "response": format!("{step}.{start}.{sample}")});
+                json!({"step": step, "kind": "validation", "whole_seed": start.to_string(), "score": step.min(1),
+                    "turns": vec![turn; turns]})
+                .to_string()
+                    + "\n"
+            };
+            let starts =
+                |step: u64| (0..12).flat_map(move |start| (0..2).map(move |sample| record(step, start, sample)));
+            let text: String = steps.iter().flat_map(|step| starts(*step)).collect();
+            std::fs::write(dir.path().join("trajectories.jsonl"), text).unwrap();
+            let part = |start: &Value, part: &str| start.get_attr(part).unwrap().to_string();
+            let starts = starts_of(dir.path());
+            starts.iter().map(|s| ["prompt", "before", "after", "step"].map(|key| part(s, key))).collect::<Vec<_>>()
+        };
+        let played = shown(&[0, 5, 9], 1);
+        assert_eq!((played.len(), &played[9]), (10, &["q9", "0.9.0", "9.9.0", "9"].map(String::from)));
+        let played = shown(&[0, 9], 2);
+        assert_eq!((played.len(), played[2][1].as_str()), (3, "1: 0.2.0\n2: 0.2.0"));
+        assert!(shown(&[0], 1).is_empty());
+    }
+
+    fn starts_of(run: &Path) -> Vec<Value> {
+        starts(&Texts::read(run).unwrap())
+    }
+
+    #[test]
+    fn the_text_of_the_first_episode_is_cut_into_what_was_read_and_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = json!({"step": 0, "text": [{"read": "<|user|>hi"}, {"wrote": "yo<|end|>"}]});
+        let text = format!("{}\n{first}\n{}\n", json!({"step": 0}), json!({"step": 1, "text": [{"read": "other"}]}));
+        std::fs::write(dir.path().join("trajectories.jsonl"), text).unwrap();
+        let pieces = first_text(&Texts::read(dir.path()).unwrap());
+        let part = |piece: &Value, part: &str| piece.get_attr(part).unwrap().to_string();
+        let pieces: Vec<_> = pieces.iter().map(|piece| ["text", "is_written"].map(|key| part(piece, key))).collect();
+        assert_eq!(pieces, [["<|user|>hi", "false"], ["yo<|end|>", "true"]]);
     }
 
     #[test]

@@ -124,6 +124,8 @@ fn page(files: &[RunFiles], mut source: Videos<'_>) -> Result<Value> {
             samples => videos::training_samples(run, &mut source)?,
             episodes => episodes::episodes(&texts),
             answers => episodes::answers(&texts),
+            starts => episodes::starts(&texts),
+            first_text => episodes::first_text(&texts),
             timing => timing::timing(run),
             config => run.config,
         })

@@ -344,7 +344,8 @@ fn hacking(run: &RunFiles) -> (Mark, String) {
 
 /// Whether the learning rate has not reached its full size yet.
 fn warms_up(run: &RunFiles) -> bool {
-    let has_warmup = run.settings.get("training.lr_scheduler_type").is_some_and(|schedule| schedule != "constant");
+    let has_warmup =
+        run.settings.get("training.lr_scheduler_type").is_some_and(|schedule| schedule.trim_matches('"') != "constant");
     let (steps_done, _) = run.steps();
     has_warmup && run.number("training.warmup_steps").is_some_and(|warmup_steps| steps_done as f64 <= warmup_steps)
 }
