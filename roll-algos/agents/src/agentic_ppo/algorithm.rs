@@ -206,6 +206,9 @@ impl Algorithm for AgenticPpo {
             ..EpisodePlan::default()
         };
         let environments = self.prefetcher.environments();
+        if environments.is_empty() {
+            return Err(AgentError::NoEnvironment { algorithm: NAME }.into());
+        }
         let own_episodes = play_in_parts(&self.config, &plan, model, environments, noise, progress)?;
         let episodes = gathered(ranks.as_ref(), own_episodes)?;
         let metrics = episode_metrics(&episodes, &self.config)
