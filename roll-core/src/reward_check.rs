@@ -22,8 +22,8 @@ const LEAST_SCORE: f64 = 1e-2;
 /// Length along the unit gradient that is added to the noise of a direction. With noise alone, the slope of a video of
 /// many pixels would drown in rounding.
 const ALONG_GRADIENT: f32 = 8.0;
-/// Relative to the score, the smallest slope that errors are measured by. Differences of a reward that is flat here are
-/// rounding errors.
+/// Errors are measured relative to the slope, or to this fraction of the score if the slope is smaller. Where a reward
+/// is flat, differences of scores are rounding errors.
 const LEAST_SLOPE: f64 = 1e-6;
 /// Frame rate of the videos.
 const FPS: f64 = 16.0;

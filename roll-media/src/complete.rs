@@ -12,7 +12,7 @@ use crate::mp4::check_layout;
 
 /// Maximum number of elements of a live Matroska stream that are looked at.
 const MAX_ELEMENTS: usize = 1 << 22;
-/// The id of the second outermost element of a Matroska file, which holds all further ones.
+/// The id of the second element of a Matroska file, which contains all further elements.
 const SEGMENT: u64 = 0x1853_8067;
 /// Length of a packet of an MPEG transport stream.
 const TRANSPORT_PACKET: u64 = 188;
@@ -174,7 +174,7 @@ fn flv_end(file: &mut (impl Read + Seek), length: u64) -> std::result::Result<Op
 
 /// Where the last, incomplete packet of an MPEG transport stream would end (ISO/IEC 13818-1, 2.4.3). `prefix` is the
 /// number of bytes before each packet. `None` if all packets are complete, or if the file does not end with packets at
-/// multiples of their length. Fails if no packet begins at an earlier multiple, because decoders skip such damage
+/// multiples of their length. Fails at the first multiple where no packet begins, because decoders skip such damage
 /// without a message.
 fn transport_end(file: &mut (impl Read + Seek), length: u64, prefix: u64) -> std::result::Result<Option<u64>, String> {
     let packet_length = prefix + TRANSPORT_PACKET;

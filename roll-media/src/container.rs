@@ -58,7 +58,8 @@ pub fn is_picture(path: &Path) -> bool {
     FileHead::read(path).is_ok_and(is_picture)
 }
 
-/// Whether the file has several frames: an animated picture, or a video in a container other than MP4.
+/// Whether the file has several frames: an animated picture, or a video in a container other than
+/// MP4, which has a reader of its own.
 pub fn is_animated(path: &Path) -> bool {
     let is_animated = |head: FileHead| matches!(head.container(), Container::Animation(_) | Container::OtherVideo(_));
     FileHead::read(path).is_ok_and(is_animated)

@@ -145,15 +145,19 @@ fn make_key(path: &Path) -> Result<()> {
         file.write_all(&bytes)?;
         file.sync_all()
     });
-    // A hard link puts the file into place without replacing a key that another process has made meanwhile. On file
-    // systems without hard links, the file is renamed.
-    let linked = written.and_then(|()| fs::hard_link(&temporary, path));
-    let placed = match linked {
-        Err(error) if !path.exists() => fs::rename(&temporary, path).map_err(|_| error),
-        _ => Ok(()),
-    };
+    let placed = written.and_then(|()| put_in_place(&temporary, path));
     let _ = fs::remove_file(&temporary);
     placed.map_err(Error::file("write the key", path))
+}
+
+/// Gives the complete file `temporary` the name `path`, without replacing a key that another process has made meanwhile.
+fn put_in_place(temporary: &Path, path: &Path) -> std::io::Result<()> {
+    match fs::hard_link(temporary, path) {
+        Err(_) if path.exists() => Ok(()),
+        // A file system without hard links.
+        Err(error) => fs::rename(temporary, path).map_err(|_| error),
+        Ok(()) => Ok(()),
+    }
 }
 
 /// HMAC-SHA256 in hexadecimal.

@@ -19,7 +19,7 @@ const MAX_GATHERED: usize = 1 << 22;
 /// This rank's shard of every tensor. A segment is all-gathered when a pass needs it, and the next one is prefetched.
 pub(super) struct ShardedParameters {
     ranks: Arc<OverlappedRanks>,
-    /// Number of `shards` among the services of the ranks.
+    /// The index of `shards` among the services that the ranks offer one another.
     service: u32,
     shards: Arc<Shards>,
     prefetcher: Prefetcher<Gathered>,

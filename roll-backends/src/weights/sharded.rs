@@ -18,7 +18,7 @@ use crate::overlap::{OverlappedRanks, Service};
 /// bf16 weights are stored and sent as bf16.
 pub struct Sharded {
     ranks: Arc<OverlappedRanks>,
-    /// Number of `shards` among the services of the ranks.
+    /// The index of `shards` among the services that the ranks offer one another.
     service: u32,
     shards: Arc<Shards>,
     prefetcher: Prefetcher<(Weights, SegmentMemory)>,
@@ -71,7 +71,7 @@ impl Sharded {
             if entries.last().is_some_and(|last| last.key >= key) {
                 return Err(Error::Misuse(format!("weights to shard are sorted by key: `{key}` comes too late")));
             }
-            // Sharded in the dtype of the resident store.
+            // In the dtype that a store without shards would hold.
             let stored = match (tensor.dtype(), storage.of(&key, tensor.dtype())) {
                 // The dtype of the file.
                 (roll_core::DType::Bf16, DType::BF16) | (roll_core::DType::F32, DType::F32) => tensor.clone(),

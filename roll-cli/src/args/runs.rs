@@ -31,7 +31,7 @@ pub struct Init {
 pub struct Run {
     #[command(flatten)]
     pub config: ConfigArgs,
-    // Has no value: lets `config` read plain arguments as files, too.
+    // An empty struct. It declares the plain arguments, which `Layers` in the field `config` reads as files.
     #[command(flatten)]
     pub _files: ConfigFiles,
     /// The run directory itself; `output_dir`/`exp_name`-N unless given.
@@ -114,7 +114,7 @@ pub struct MachineArgs {
 pub struct PlanArgs {
     #[command(flatten)]
     pub config: ConfigArgs,
-    // Has no value: lets `config` read plain arguments as files, too.
+    // An empty struct. It declares the plain arguments, which `Layers` in the field `config` reads as files.
     #[command(flatten)]
     pub _files: ConfigFiles,
     /// A published model, without its files; otherwise `model.model_paths`, or `model.model_path` of a language

@@ -81,8 +81,8 @@ fn assign(opened: Vec<OpenedAdapter>, options: &WanOptions, has_dit2: bool) -> R
     Ok(adapters)
 }
 
-/// The expert that a file is for: the checkpoint's only expert, or the expert that the file names. `None` if the file
-/// names none of two. Fails if the checkpoint does not have the named expert.
+/// The expert that a file is for: the checkpoint's only expert, or the expert that the file names. `None` if the
+/// checkpoint has two experts and the file names neither. Fails if the checkpoint does not have the named expert.
 pub(super) fn expert_in_file(adapter: &OpenedAdapter, has_dit2: bool) -> Result<Option<&'static str>> {
     match (adapter.expert, has_dit2) {
         // A file name is only a guess, so it does not make a file fail.

@@ -1,8 +1,8 @@
 //! Descriptions of the boundary's types by `abi_stable`. The host compares those of a Rust plugin with its own before
 //! it calls the plugin.
 //!
-//! `abi_stable` defines nothing that crosses. It only checks what equal major versions promise: that types have the
-//! same layout (P6).
+//! No type of `abi_stable` crosses the boundary. It only checks what equal major versions promise, that types have the
+//! same layout (promise P6 of the contract in `abi/mod.rs`).
 
 use abi_stable::StableAbi;
 use abi_stable::abi_stability::abi_checking::{

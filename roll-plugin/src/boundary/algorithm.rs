@@ -18,7 +18,7 @@ use crate::{
     acts_in_no_environment,
 };
 
-/// The reason in [`ClipUse::trained_on`] of an algorithm without the method `clip_use`. It ends a sentence "... needs a
+/// The reason in [`ClipUse::why_needed`] of an algorithm without the method `clip_use`. It ends a sentence "... needs a
 /// clip: ".
 const NO_ANSWER: &str = "it does not say that it can do without";
 
@@ -76,7 +76,7 @@ mod clips {
     remote! {
         trait ClipAlgorithm for RemoteAlgorithm {
             fn clip_use(&self) -> ClipUse {
-                ClipUse { trained_on: Some(NO_ANSWER.into()), ..ClipUse::default() }
+                ClipUse { why_needed: Some(NO_ANSWER.into()), ..ClipUse::default() }
             }
             fn hold_out(&mut self, clips: &[Sample]) -> bool { false }
         }
@@ -286,7 +286,7 @@ mod tests {
 
     impl ClipAlgorithm for Keeper {
         fn clip_use(&self) -> ClipUse {
-            ClipUse { trained_on: None, reference: Reference::Image }
+            ClipUse { why_needed: None, reference: Reference::Image }
         }
         fn hold_out(&mut self, clips: &[Sample]) -> bool {
             self.seen = format!("{clips:?}");
@@ -330,7 +330,7 @@ mod tests {
     #[test]
     fn the_use_of_clips_crosses() {
         let uses =
-            |trained_on: Option<&str>, reference| ClipUse { trained_on: trained_on.map(str::to_string), reference };
+            |why_needed: Option<&str>, reference| ClipUse { why_needed: why_needed.map(str::to_string), reference };
         assert_eq!(theirs().clip_use(), uses(None, Reference::Image));
         let older = RemoteAlgorithm { remote: without("clip_use", keeper()) };
         assert_eq!(older.clip_use(), uses(Some(NO_ANSWER), Reference::Clip));
@@ -363,6 +363,7 @@ mod tests {
         let missing = |field: &str| format!("missing field `{field}`");
         assert_eq!(problem::<StepReport>(json!({ "metrics": {} })), missing("applied"));
         assert_eq!(problem::<Generation>(json!({ "tokens": [1] })), missing("log_probs"));
+        assert_eq!(problem::<Generation>(json!({ "log_probs": [0.0] })), missing("tokens"));
         assert_eq!(problem::<Generation>(json!({})), missing("tokens"));
         assert_eq!(problem::<Validation>(json!({ "records": [] })), missing("metrics"));
         let whole = json!({ "prompt": "a", "frames": 5, "size": [16, 16] });

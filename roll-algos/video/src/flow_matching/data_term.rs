@@ -34,7 +34,7 @@ impl DataTerm {
         self.weight > 0.0
     }
 
-    /// The reason why a row without a clip cannot be trained on, for [`roll_core::ClipUse::trained_on`]. `None` if the
+    /// The reason why a row without a clip cannot be trained on, for [`roll_core::ClipUse::why_needed`]. `None` if the
     /// term is off.
     pub(crate) fn reason_for_clips(&self) -> Option<String> {
         self.is_on().then(|| format!("`algo.data_weight: {}` trains on it, and 0 does not", self.weight))

@@ -95,7 +95,7 @@ impl<M: Method> Algorithm for PolicyGradient<M> {
 
 impl<M: Method> ClipAlgorithm for PolicyGradient<M> {
     fn clip_use(&self) -> ClipUse {
-        ClipUse { trained_on: self.state.data.reason_for_clips(), reference: self.method.shared().reference }
+        ClipUse { why_needed: self.state.data.reason_for_clips(), reference: self.method.shared().reference }
     }
 
     fn evaluate(&mut self, context: &mut EvaluationContext<'_>) -> Result<Option<Vec<Evaluated>>> {

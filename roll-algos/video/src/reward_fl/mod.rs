@@ -119,7 +119,7 @@ impl Algorithm for RewardFl {
 
 impl ClipAlgorithm for RewardFl {
     fn clip_use(&self) -> ClipUse {
-        ClipUse { trained_on: self.data.reason_for_clips(), reference: self.config.reference }
+        ClipUse { why_needed: self.data.reason_for_clips(), reference: self.config.reference }
     }
 
     fn evaluate(&mut self, context: &mut EvaluationContext<'_>) -> Result<Option<Vec<Evaluated>>> {

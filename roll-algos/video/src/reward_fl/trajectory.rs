@@ -185,10 +185,14 @@ impl Trajectory {
             let description = format!("pulling back through denoising step {} of {}", index + 1, self.total_steps);
             observer.begin(PULL, Some(&description))?;
             pulls_left -= 1;
-            let before_this = if pulls_left == 0 { before_last.take() } else { None };
+            let is_last_pull = pulls_left == 0;
+            let before_pull = || match before_last.take_if(|_| is_last_pull) {
+                Some(before_last) => before_last(),
+                None => Ok(()),
+            };
             let d_v = scaled(&d_x, delta)?;
             let d_c = d_kl_i.map(|d_kl_i| scaled(&d_kl_i, d_kl as f32)).transpose()?;
-            let pulled = pullback.pull(&d_v, d_c.as_ref(), || before_this.map_or(Ok(()), |call| call()))?;
+            let pulled = pullback.pull(&d_v, d_c.as_ref(), before_pull)?;
             if self.discount != 0.0 {
                 d_x = axpy(&d_x, self.discount, &pulled)?;
             }

@@ -39,11 +39,11 @@ impl Dataset {
         let (has_buckets, has_windows) = (buckets::are_wanted(config), config.windows != Windows::Head);
         let mut buckets = None;
         if has_buckets || has_windows {
-            let available_by_row = buckets::assign(&metadata, config, unit)?;
-            let available_by_window = metadata.divide(config.windows, available_by_row, unit)?;
-            // Now the metadata has one row per window.
-            let bucket_by_row = available_by_window.into_iter().map(|available| available.map(|a| a.bucket));
-            buckets = has_buckets.then(|| bucket_by_row.collect());
+            let frames_by_row = buckets::assign(&metadata, config, unit)?;
+            // From here on, the metadata has one row per window.
+            let frames_by_window = metadata.divide(config.windows, frames_by_row, unit)?;
+            let bucket_by_window = frames_by_window.into_iter().map(|frames| frames.map(|available| available.bucket));
+            buckets = has_buckets.then(|| bucket_by_window.collect());
         }
         let cache = Mutex::new(Cache { limit: config.cache_bytes, ..Cache::default() });
         Ok(Self { metadata, config: config.clone(), unit, buckets, cache })

@@ -49,8 +49,7 @@ pub(super) fn unused_masks(metadata: &Metadata) -> Option<String> {
     })
 }
 
-/// A note when the metadata name last frames that the model is not asked to take, or name none that it is asked to
-/// take.
+/// A note if the metadata have the column `end_image` and `model.extra_inputs` leaves it out, or the other way round.
 pub(super) fn unused_end_images(config: &RunConfig, metadata: Option<&Metadata>) -> Option<String> {
     // The option of models that take pictures besides the prompt.
     let inputs = config.model.options.get("extra_inputs")?.as_str()?;

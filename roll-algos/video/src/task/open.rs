@@ -109,7 +109,7 @@ impl ClipParts {
         let has_references = evaluation
             .as_ref()
             .is_none_or(|sources| has_references(config, &sets, sources, &clip_use, model.takes_image));
-        let trains_on_clips = clip_use.trained_on.is_some();
+        let trains_on_clips = clip_use.why_needed.is_some();
         let dataset = train.and_then(|rows| open_dataset(rows, &data_config, &model, trains_on_clips, opening, found));
 
         let (reward, mut network) = cached(scorer, uncached_network, store.as_ref(), found);

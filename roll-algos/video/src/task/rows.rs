@@ -63,7 +63,7 @@ impl Rows<'_> {
                 return Err(Error::config(self.key, problem));
             }
         }
-        let (frames, generates_videos) = (clips.data.num_frames, clip_use.trained_on.is_none());
+        let (frames, generates_videos) = (clips.data.num_frames, clip_use.why_needed.is_none());
         if frames > 1
             && (generates_videos || !config.reward.is_empty())
             && let Some(row) = self.metadata.picture_as_clip(self.count)
@@ -112,7 +112,7 @@ impl Rows<'_> {
 /// a reward that reads its reference, if one does.
 fn reason_for_clip(config: &RunConfig, clip_use: &ClipUse, has_image: bool, reader: Option<&str>) -> Option<String> {
     let reference = match clip_use.reference {
-        _ if clip_use.trained_on.is_some() => return clip_use.trained_on.clone(),
+        _ if clip_use.why_needed.is_some() => return clip_use.why_needed.clone(),
         Reference::Clip => "clip",
         Reference::FirstFrame => "first_frame",
         Reference::Image if has_image => return None,

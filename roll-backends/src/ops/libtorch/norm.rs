@@ -172,11 +172,12 @@ impl ChannelNormKernel for LibTorch {
     ) -> Cotangents<Self, 2> {
         let (factors, gain) = (&factors.tensor, by_channel(&gain.tensor));
         let normed = scaled(&x.tensor, factors);
-        // The cotangent of `normed * gain`, before SiLU; below, of `normed`, and then of x.
+        // The cotangent of `normed * gain`, the input of SiLU.
         let mut d = if has_silu { scaled(&normed, &gain).silu_backward(&d_y.tensor) } else { d_y.tensor.copy() };
         let d_gain =
             gain_wanted.then(|| fresh((&normed * &d).sum_dim_intlist([1i64, 2, 3].as_slice(), false, None::<Kind>)));
         let d_x = x_wanted.then(|| {
+            // In place, the cotangent becomes that of `normed`, and then that of x.
             let _ = d.g_mul_(&gain);
             let along = (&normed * &d).mean_dim([0i64].as_slice(), true, Kind::Float);
             let _ = d.addcmul_(&normed, &(-along).to_kind(d.kind()));

@@ -119,6 +119,7 @@ impl GradientReducer {
                     }
                     let all_gradients = all_gradients.as_deref().unwrap_or_default();
                     let gradients = &all_gradients[bucket.flat_at..bucket.flat_at + bucket.len];
+                    // Such a model has delivered nothing to the bucket so far.
                     values[..bucket.len].copy_from_slice(gradients);
                 }
             }

@@ -155,13 +155,13 @@ impl Interview<'_, '_> {
             })?;
             let (computes_on_gpus, computes_on_several) = (chosen > 0, chosen == SEVERAL_GPUS);
             if computes_on_gpus {
-                let ask = Question::new("--memory", "GB of memory of each GPU", 80);
-                let gigabytes = self.answers.answer(&ask, |_, text| positive(text))?;
+                let question = Question::new("--memory", "GB of memory of each GPU", 80);
+                let gigabytes = self.answers.answer(&question, |_, text| positive(text))?;
                 place = Place { devices: 1, gigabytes: gigabytes.unwrap_or_default() };
             }
             if computes_on_several {
-                let ask = Question::new("ranks", "Number of GPUs", 8);
-                self.answers.ask(&ask, |answers, text| answers.value("ranks", text))?;
+                let question = Question::new("ranks", "Number of GPUs", 8);
+                self.answers.ask(&question, |answers, text| answers.value("ranks", text))?;
                 let ranks = self.answers.get("ranks").and_then(Json::as_u64).unwrap_or(1);
                 place.devices = ranks as usize;
             }

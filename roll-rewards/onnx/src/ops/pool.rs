@@ -99,7 +99,7 @@ impl Operator for MaxPool {
         let x = input(inputs, 0)?.float()?;
         let placement = self.window.place(spatial(x)?)?;
         let y = match *x.shape() {
-            // One or two spatial axes: the operator pads by itself.
+            // One or two spatial axes: the tensor library pads, always with negative infinity.
             [n, c, _, ref rest @ ..] if rest.len() < 2 => {
                 let padding = pair(&placement.padding, (0, 0));
                 let x_nchw = as_nchw(x)?;

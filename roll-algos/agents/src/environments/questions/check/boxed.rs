@@ -7,8 +7,8 @@ use super::number::{Decimal, numbers};
 /// Commands whose argument is the answer.
 const BOXES: [&str; 2] = [r"\boxed", r"\fbox"];
 
-/// Pieces of LaTeX that change the look of a term and not its value, each with its replacement. Longer names stand
-/// before their beginnings.
+/// Pieces of LaTeX that change the look of a term and not its value, each with its replacement. A name that begins with
+/// another one of the list comes before that one.
 const REPLACED: [(&str, &str); 22] = [
     (r"\left", ""),
     (r"\right", ""),
@@ -199,10 +199,10 @@ fn fraction(text: &str) -> Option<(i128, i128)> {
     (below != 0).then_some((if is_negative { -above } else { above }, below))
 }
 
-/// The value of a text that is a number and nothing else.
+/// The pair (a, e) of the value a 10^e of a text that is a number and nothing else.
 fn scaled(text: &str) -> Option<(i128, i64)> {
-    let (found, number): (String, Decimal) = <[_; 1]>::try_from(numbers(text)).ok().map(|[only]| only)?;
-    (found == text).then(|| number.scaled())?
+    let [(found, number)] = <[(String, Decimal); 1]>::try_from(numbers(text)).ok()?;
+    if found == text { number.scaled() } else { None }
 }
 
 #[cfg(test)]
