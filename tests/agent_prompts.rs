@@ -312,15 +312,7 @@ fn prompts_are_those_of_the_families_token_by_token() {
             ..AgenticPpoConfig::default()
         };
         let mut model = family.model(&[family.call, "4", "6"]);
-        let plan = EpisodePlan {
-            step: 0,
-            first_group: 0,
-            groups: 1,
-            all_groups: 1,
-            group_size: 1,
-            temperature: 1.0,
-            held_out: false,
-        };
+        let plan = EpisodePlan { groups: 1, all_groups: 1, group_size: 1, temperature: 1.0, ..EpisodePlan::default() };
         let mut worlds: Vec<Box<dyn Environment>> = vec![Box::new(Asks(0))];
         let played = play(&config, plan, &mut model, &mut worlds, &Noise::new(3), &Silent).unwrap();
         let episode = &played[0];

@@ -4,7 +4,6 @@ use std::path::PathBuf;
 
 use roll_core::keys::check_ranges;
 use roll_core::{Error, Result, check_seconds};
-use serde_json::Value;
 
 use super::check::CheckKind;
 
@@ -130,7 +129,7 @@ impl QuestionsOptions {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use serde_json::json;
+    use serde_json::{Value, json};
 
     use super::*;
 
