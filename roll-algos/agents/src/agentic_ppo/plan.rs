@@ -22,9 +22,11 @@ pub(super) fn passes(options: &Options) -> Result<Passes> {
     // The turns of an episode are evaluated as one sequence, unless each turn has a prompt of its own.
     let sequences = if config.history_length.is_some() { samples } else { episodes };
     let length = config.sequence_length;
+    // A validation plays at most as many episodes at a time as a step, but at least those of one start.
+    let validated = if config.val_batch_size > 0 { config.val_group_size } else { 0 };
     let rollout = TextPass {
         phase: "rollout".into(),
-        rows: config.num_env_groups.saturating_mul(config.played_group_size()),
+        rows: config.num_env_groups.saturating_mul(config.played_group_size()).max(validated),
         group: config.played_group_size(),
         at_once: config.infer_batch_size,
         tokens: Some(length),
