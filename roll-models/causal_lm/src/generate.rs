@@ -383,7 +383,7 @@ mod tests {
             let (length, mask) = (whole.len(), vec![1u8; whole.len()]);
             let tokens = Tensor::new(whole, [1, length]).unwrap();
             let mask = Tensor::new(mask, [1, length]).unwrap();
-            let (stats, _) = network.evaluate(&tokens, &mask, Adapter::Off, roll_core::Grad::Skip).unwrap();
+            let (stats, _) = network.evaluate(&tokens, &mask, &mask, Adapter::Off, roll_core::Grad::Skip).unwrap();
             let evaluated = &stats.log_probs.f32s().unwrap()[prompt.len() - 1..];
             assert_eq!(evaluated.len(), made.log_probs.len());
             assert!(evaluated.len() >= 36, "{}", evaluated.len());

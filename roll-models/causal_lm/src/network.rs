@@ -27,7 +27,7 @@ pub struct Network {
     /// The trainable parameters: adapters, or a copy of every weight.
     parameters: Option<Parameters>,
     lora_scale: f64,
-    /// Dtype of the blocks' matrix products.
+    /// Dtype of matrix products.
     products: DType,
     /// What a recorded pass keeps for its pullback.
     memory: Memory,
@@ -79,7 +79,7 @@ impl Network {
         Self { config, store, parameters: None, lora_scale: 1.0, products, memory }
     }
 
-    /// Sets the dtype of the blocks' matrix products: f32 (the default), or bf16 accumulated in f32. Logits are f32.
+    /// Sets the dtype of matrix products: f32 (the default), or bf16 accumulated in f32. Logits are f32.
     pub fn with_products(mut self, products: DType) -> Self {
         self.products = products;
         self
@@ -160,18 +160,19 @@ impl Network {
         self.lora_scale
     }
 
-    /// Computes the log-probability and entropy of each token of `tokens` given the tokens before it; see
+    /// Computes the log-probability and entropy of each `wanted` token given the tokens before it; see
     /// [`roll_core::LanguageModel::evaluate`].
     pub fn evaluate(
         &self,
         tokens: &Tensor,
         mask: &Tensor,
+        wanted: &Tensor,
         adapter: Adapter,
         grad: Grad,
     ) -> Result<(TokenStats, Option<Pullback>)> {
         let batch = Batch::new(tokens, mask)?;
         self.check(&batch.packed)?;
-        let predictions = batch.predictions();
+        let predictions = batch.predictions(wanted)?;
         let trainable = self.trainable(adapter);
         let parameters = trainable.as_ref().map(|s| s.parameters().clone());
         let head = self.head(trainable.as_ref())?;
@@ -329,7 +330,7 @@ impl Network {
                 HeadWeight::Frozen(weights::get(&self.store.segment(prefix)?, name)?.clone())
             }
         };
-        Ok(Head { weight, softcap: self.config.logit_softcap })
+        Ok(Head { weight, softcap: self.config.logit_softcap, products: self.products })
     }
 
     /// Fails on ids outside the vocabulary and on sequences longer than the context.
