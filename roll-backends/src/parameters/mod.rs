@@ -40,8 +40,17 @@ struct Shared {
     storage: ParameterStorage,
     /// The sum of gradients of each parameter; `None` is zero.
     gradients: Mutex<Vec<Option<Tensor<1>>>>,
-    /// The sink of gradients, and the position of the first of these parameters in the sink's numbering.
-    sink: Mutex<Option<(Arc<dyn GradientSink>, usize)>>,
+    sink: Mutex<Option<Delivery>>,
+}
+
+/// The delivery of gradients to a sink.
+#[derive(Clone)]
+struct Delivery {
+    sink: Arc<dyn GradientSink>,
+    /// The position of the first of these parameters in the sink's numbering.
+    first_position: usize,
+    /// A parameter whose gradient is not delivered, by index.
+    undelivered: Option<usize>,
 }
 
 enum ParameterStorage {
@@ -138,9 +147,16 @@ impl Parameters {
         }
     }
 
-    /// Delivers gradients to `sink` from now on, at positions from `first_position` on. `None` ends the delivery.
-    pub fn deliver_gradients(&self, sink: Option<Arc<dyn GradientSink>>, first_position: usize) {
-        *lock(&self.shared.sink) = sink.map(|sink| (sink, first_position));
+    /// Delivers gradients to `sink` from now on, at positions from `first_position` on. `None` ends the delivery. The
+    /// gradient of the parameter `undelivered` accumulates in the model all the same: of a parameter that a pass uses
+    /// twice, whose parts would round differently if the sink added them.
+    pub fn deliver_gradients(
+        &self,
+        sink: Option<Arc<dyn GradientSink>>,
+        first_position: usize,
+        undelivered: Option<usize>,
+    ) {
+        *lock(&self.shared.sink) = sink.map(|sink| Delivery { sink, first_position, undelivered });
     }
 
     /// Adds to the gradient of parameter `index`, and delivers the sum if a sink accepts it.
@@ -149,8 +165,9 @@ impl Parameters {
             Some(sum) => sum + gradient,
             None => gradient,
         };
-        let sink = lock(&self.shared.sink).clone();
-        if let Some((sink, first_position)) = sink
+        let delivery = lock(&self.shared.sink).clone();
+        if let Some(Delivery { sink, first_position, undelivered }) = delivery
+            && undelivered != Some(index)
             && let Ok(values) = download(sum.clone())
             && sink.deliver(first_position + index, &values)
         {

@@ -116,7 +116,7 @@ pub fn generate(
     prefixes.begin_turn(sampling.seed);
     let mut generator = Generator {
         network,
-        trainable: network.trainable(Adapter::On),
+        trainable: network.trainable(Adapter::On)?,
         sampling,
         endings,
         prefixes,

@@ -208,7 +208,7 @@ pub fn open(options: &CausalLmOptions, context: &BuildContext) -> Result<CausalL
     if trains_all && !options.end_tokens.is_empty() {
         origin.set_end_ids(&config.end_ids)?;
     }
-    let network = if context.headers_only {
+    let network = if context.headers_only || (trains_all && !context.needs_reference) {
         Network::without_weights(config, &device)
     } else {
         Network::with_quantised(config, &state, quantised, keeps_quantised, dtype, &device).while_doing(reading)?

@@ -180,16 +180,13 @@ impl ParameterParts for CausalLm {
     }
 
     fn deliver_gradients(&mut self, sink: Option<Arc<dyn GradientSink>>) -> bool {
-        // Only gradients of adapters are delivered. In full training, the gradient of a tied embedding comes in two
-        // parts, whose sum would round differently.
-        match self.network.parameters() {
-            Some(parameters) if self.is_lora() => {
-                let first_position = 0;
-                parameters.deliver_gradients(sink, first_position);
-                true
-            }
-            _ => false,
-        }
+        let Some(parameters) = self.network.parameters() else { return false };
+        // The gradient of a tied embedding comes in two parts, from the output layer and from the embedding.
+        let config = self.network.config();
+        let in_two_parts = if config.tied { parameters.position(config.head_weight()) } else { None };
+        let first_position = 0;
+        parameters.deliver_gradients(sink, first_position, in_two_parts);
+        true
     }
 
     fn device_updates(&self) -> Option<Box<dyn DeviceUpdates>> {

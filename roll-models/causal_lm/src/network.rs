@@ -68,8 +68,7 @@ impl Network {
         Ok(Self::with_store(config, Resident::from_weights(weights, device)))
     }
 
-    /// Creates a network without weights, which cannot compute. It is for checks of configuration, tokenizer and
-    /// parameters.
+    /// Creates a network without frozen weights. It computes once all weights are trained, but has no reference policy.
     pub fn without_weights(config: LmConfig, device: &Device) -> Self {
         Self::with_store(config, Resident::from_weights(HashMap::new(), device))
     }
@@ -91,8 +90,8 @@ impl Network {
         self
     }
 
-    /// Adds trainable parameters. Full training starts from the weights in `base`. The frozen weights stay as the
-    /// reference policy.
+    /// Adds trainable parameters. Full training starts from the weights in `base`. The frozen weights, if there are
+    /// any, stay as the reference policy.
     pub fn add_trainable(&mut self, trainable: &Trainable, noise: &Noise, base: &StateDict) -> Result<()> {
         let (specs, values) = match trainable {
             Trainable::Frozen => {
@@ -173,7 +172,7 @@ impl Network {
         let batch = Batch::new(tokens, mask)?;
         self.check(&batch.packed)?;
         let predictions = batch.predictions(wanted)?;
-        let trainable = self.trainable(adapter);
+        let trainable = self.trainable(adapter)?;
         let parameters = trainable.as_ref().map(|s| s.parameters().clone());
         let head = self.head(trainable.as_ref())?;
         let device = self.store.device().clone();
@@ -232,7 +231,7 @@ impl Network {
     pub fn logits(&self, tokens: &Tensor, mask: &Tensor, adapter: Adapter) -> Result<Tensor> {
         let batch = Batch::new(tokens, mask)?;
         self.check(&batch.packed)?;
-        let trainable = self.trainable(adapter);
+        let trainable = self.trainable(adapter)?;
         let head = self.head(trainable.as_ref())?;
         let values = if batch.packed.is_empty() {
             Vec::new()
@@ -250,7 +249,7 @@ impl Network {
         let values = if batch.packed.is_empty() {
             Vec::new()
         } else {
-            let pass = self.pass(&batch.packed, self.trainable(adapter), NO_CACHE);
+            let pass = self.pass(&batch.packed, self.trainable(adapter)?, NO_CACHE);
             to_host(self.hidden(&pass)?)?.to_f32_vec()
         };
         batch.spread_rows(&values, self.config.dim)
@@ -278,9 +277,18 @@ impl Network {
         self.products
     }
 
-    /// Returns the present trainable parameters if the adapter is on.
-    pub(super) fn trainable(&self, adapter: Adapter) -> Option<Snapshot> {
-        if adapter == Adapter::On { self.parameters.as_ref().map(Parameters::snapshot) } else { None }
+    /// Returns the present trainable parameters if the adapter is on. Fails if it is off and the frozen weights were
+    /// not kept.
+    pub(super) fn trainable(&self, adapter: Adapter) -> Result<Option<Snapshot>> {
+        if adapter == Adapter::On {
+            return Ok(self.parameters.as_ref().map(Parameters::snapshot));
+        }
+        if self.parameters.is_some() && self.store.shape(self.config.head_weight()).is_none() {
+            let problem = "the weights that training starts from were not kept, because the algorithm's options need no \
+                           reference policy: it cannot be evaluated";
+            return Err(Error::Unsupported(problem.into()));
+        }
+        Ok(None)
     }
 
     /// Returns the hidden states after the final norm, `[N, D]`, without recording them.

@@ -85,7 +85,7 @@ struct MemoryPlan<'a> {
     specs: Vec<ParameterSpec>,
     /// Whether every weight is trained.
     full: bool,
-    /// Bytes of the frozen weights.
+    /// Bytes of the frozen weights; 0 if every weight is trained and no reference policy is needed.
     frozen: usize,
     /// Bytes of the frozen weights that stay quantised in blocks.
     quantised: usize,
@@ -126,8 +126,10 @@ impl<'a> MemoryPlan<'a> {
             let elements: usize = shape.iter().product();
             let block_bytes = in_blocks.as_ref().and_then(|blocks| blocks.get(name).copied());
             let kept_bytes = if keeps_quantised { block_bytes } else { None };
-            frozen += kept_bytes.unwrap_or(elements * weights_dtype.size());
-            quantised += kept_bytes.unwrap_or(0);
+            if !full || input.passes.needs_reference() {
+                frozen += kept_bytes.unwrap_or(elements * weights_dtype.size());
+                quantised += kept_bytes.unwrap_or(0);
+            }
             let is_copied = gpu && in_blocks.is_some();
             opened += match block_bytes {
                 // Files of other formats are mapped.
@@ -261,8 +263,14 @@ impl<'a> MemoryPlan<'a> {
         ]
     }
 
+    /// Whether a pull delivers gradients block by block to the strategy's sums in host memory.
+    fn delivers_gradients(&self) -> bool {
+        let division = &self.input.division;
+        if self.ranks > 1 { division.overlap_comm } else { !division.sums_are_on_gpu(self.trained(), 1, self.gpu) }
+    }
+
     /// Returns the memory of an update at its peak. During a backward pass gradients are allocated while block inputs
-    /// are freed, so the peak is at one of its ends.
+    /// are freed, so the peak is at one of its ends, unless gradients are delivered as they are computed.
     fn update(&self, pass: &TextPass) -> Vec<MemoryItem> {
         let (config, n, bucket) = (&self.config, self.trained(), self.input.division.bucket);
         let tokens = self.tokens(pass) * pass.at_once.min(pass.rows.div_ceil(self.ranks)).max(1);
@@ -281,10 +289,17 @@ impl<'a> MemoryPlan<'a> {
         };
         let block_backward = || row("backward of one block", [self.block(tokens, 1), 0], format!("{tokens} tokens"));
         let embedding = config.vocab * config.dim;
+        let trained_embedding = if self.full { embedding } else { 0 };
         let specs_of_block = self.specs.iter().filter(|spec| in_first_block(&spec.name));
         let trained_in_block: usize = specs_of_block.map(ParameterSpec::len).sum();
-        // Gradients that are allocated first: those of the output layer and of one block.
-        let first_gradients = trained_in_block + if self.full { embedding } else { 0 };
+        // The gradients in the model while its first block is pulled back, and at the end. Those of a tied embedding,
+        // which are of the output layer too, are never delivered.
+        let [first_gradients, last_gradients] = match self.delivers_gradients() {
+            true if config.tied => [trained_in_block + trained_embedding; 2],
+            true => [trained_in_block; 2],
+            false => [trained_in_block + trained_embedding, n],
+        };
+        let held = if self.delivers_gradients() { last_gradients - trained_in_block } else { n };
         let head =
             row("output layer", [self.output_layer(tokens), 0], format!("{tokens} tokens, {LOGITS} chunks of logits"));
         let mut moments = vec![
@@ -293,10 +308,11 @@ impl<'a> MemoryPlan<'a> {
             // Its first block, which is the last of the network.
             vec![inputs(config.layers), gradients(first_gradients), block_backward()],
             // Its last block.
-            vec![inputs(1), gradients(n), block_backward()],
+            vec![inputs(1), gradients(last_gradients), block_backward()],
         ];
         if self.full {
-            moments.push(vec![gradients(n), row("gradient of the embedding", [8 * embedding, 0], times(embedding, 8))]);
+            let of_embedding = row("gradient of the embedding", [8 * embedding, 0], times(embedding, 8));
+            moments.push(vec![gradients(held), of_embedding]);
         }
         if bucket > 0 {
             // The last bucket is reduced first, while all gradients exist. Later there are four copies of a tensor,
@@ -305,7 +321,7 @@ impl<'a> MemoryPlan<'a> {
             let messages = |elements: usize, copies: usize| {
                 row("messages", [0, copies * 4 * elements], times(elements, 4 * copies))
             };
-            moments.push(vec![gradients(n), messages(bucket.min(n), 3)]);
+            moments.push(vec![gradients(held), messages(bucket.min(n), 3)]);
             moments.push(vec![messages(largest, 4)]);
         }
         moments.into_iter().max_by_key(|items| items.iter().map(MemoryItem::bytes).sum::<usize>()).unwrap_or_default()

@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use roll_core::{
-    BuildContext, Model, Result,
+    Adapter, BuildContext, Grad, LanguageModel, Model, Result, Tensor,
     plan::{Division, MemoryItem, Needs, Passes, PlanInput, Speed, TextPass},
 };
 use roll_testing::GgufWriter;
@@ -17,7 +17,7 @@ use super::plan::needs;
 fn work() -> [TextPass; 2] {
     let texts = TextPass { rows: 8, tokens: Some(128), ..TextPass::default() };
     let rollout = TextPass { group: 2, at_once: 256, generated: 40, continues: true, ..texts.clone() };
-    let update = TextPass { phase: "update".into(), at_once: 4, grad: true, ..texts };
+    let update = TextPass { phase: "update".into(), at_once: 4, grad: true, reference: true, ..texts };
     [TextPass { phase: "rollout".into(), ..rollout }, update]
 }
 
@@ -86,6 +86,43 @@ fn stage_3_on_two_ranks_halves_optimizer_and_rollout_memory() {
     assert_eq!(one[..2], [8 * n, 4 * n]);
     assert_eq!(of(1, 2), [8 * n.div_ceil(2), one[1], one[2], one[3] / 2]);
     assert_eq!(of(3, 2), [8 * n.div_ceil(2), 4 * n.div_ceil(2), one[2], one[3] / 2]);
+}
+
+#[test]
+fn full_training_without_a_reference_has_no_frozen_weights_and_one_blocks_gradients() {
+    let [rollout, update] = work();
+    let of = |reference: bool, input: PlanInput| {
+        let texts = [rollout.clone(), TextPass { reference, ..update.clone() }];
+        planned(json!({"lora_rank": 0}), &PlanInput { passes: Passes { texts: texts.to_vec(), ..Passes::default() }, ..input })
+            .unwrap()
+    };
+    assert!(find(&of(false, on_gpu()), "frozen weights").is_none());
+    assert!(find(&of(true, on_gpu()), "frozen weights").is_some());
+    let context = BuildContext { needs_reference: false, ..context() };
+    let mut model = open(&parsed(&json!({"lora_rank": 0})), &context).unwrap();
+    assert_eq!(model.network().frozen_bytes().unwrap(), 0);
+    let (tokens, mask) = (Tensor::new(vec![1i64, 2, 3], [1, 3]).unwrap(), Tensor::new(vec![1u8; 3], [1, 3]).unwrap());
+    let mut evaluated = |adapter| model.evaluate(&tokens, &mask, &mask, adapter, Grad::Skip).map(|(stats, _)| stats);
+    let of_reference = evaluated(Adapter::Off).unwrap_err().to_string();
+    assert!(of_reference.contains("reference policy"), "{of_reference}");
+    let found = evaluated(Adapter::On).unwrap();
+    let mut with_reference = open(&parsed(&json!({"lora_rank": 0})), &self::context()).unwrap();
+    for adapter in [Adapter::On, Adapter::Off] {
+        let (expected, _) = with_reference.evaluate(&tokens, &mask, &mask, adapter, Grad::Skip).unwrap();
+        assert_eq!(found.log_probs.f32s().unwrap(), expected.log_probs.f32s().unwrap());
+    }
+    // On a GPU, the optimizer's state in host memory: gradients leave the model block by block.
+    let config = model.network().config();
+    let n = model.parameter_count();
+    let in_host_memory = of(false, on_gpu());
+    let on_the_gpu = of(false, PlanInput {
+        division: Division { state_on_gpu: usize::MAX, ..Division::default() },
+        ..on_gpu()
+    });
+    let gradients = |needs: &Needs| find(needs, "gradients in the model").map_or(0, |item| item.device);
+    assert_eq!(gradients(&on_the_gpu), 4 * n);
+    let embedding = if config.tied { config.vocab * config.dim } else { 0 };
+    assert!(gradients(&in_host_memory) <= 4 * (embedding + n / config.layers), "{:?}", in_host_memory.memory);
 }
 
 #[test]
