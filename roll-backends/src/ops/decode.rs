@@ -281,7 +281,8 @@ pub(super) fn attend_by_index<B: ProductKernel>(
             parts.push(rows.reshape([count, most_prompt, key_heads * width]));
         }
         if most_tail > 0 {
-            parts.push(Expression::<B>(B::float_select(tails, 0, slots.clone())).narrow(1, 0..most_tail));
+            let written = Expression::<B>(tails).narrow(1, 0..most_tail);
+            parts.push(Expression(B::float_select(written.0, 0, slots.clone())));
         }
         let rows = Expression::cat(parts, 1).cast(dtype).reshape([count, keys, *key_heads, width]);
         rows.swap(1, 2).reshape([batch, keys, width])

@@ -283,6 +283,7 @@ mod tests {
     use roll_backends::optimizer::AdamW;
     use roll_core::{Noise, OptimizerConfig, Purpose};
 
+    use super::super::cache::{Cache, Prefix};
     use super::super::config::LmConfig;
     use super::*;
     use roll_network::trainable::Trainable;
@@ -386,13 +387,14 @@ mod tests {
         let mut updates = policy.device_updates().unwrap();
         let update = AdamW::new(&OptimizerConfig::default()).coefficients(1, 0.0, [1.0; 2]);
         for (updated, found) in [(false, Some(2)), (true, None)] {
-            policy.prefixes.begin_turn(1);
-            policy.prefixes.keep(vec![1, 2], Vec::new());
-            policy.prefixes.begin_turn(2);
+            let begin_turn = |seed| policy.prefixes.begin_turn(seed, &[&[1, 2, 3]], || Cache::new(2, DType::F32));
+            begin_turn(1);
+            policy.prefixes.keep(vec![1, 2], Prefix { prompt: 0..0, slot: Some(0), tail: 2 });
+            begin_turn(2);
             if updated {
                 updates.update(&update).unwrap();
             }
-            assert_eq!(policy.prefixes.take(&[1, 2, 3]).map(|(length, _)| length), found);
+            assert_eq!(policy.prefixes.take(&[1, 2, 3]).map(|prefix| prefix.len()), found);
         }
     }
 }

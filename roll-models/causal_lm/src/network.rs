@@ -272,6 +272,11 @@ impl Network {
         to_host(self.head(trainable)?.next_logits(last_hidden)?)
     }
 
+    /// Device of the weights.
+    pub(super) fn device(&self) -> &Device {
+        self.store.device()
+    }
+
     /// Dtype of matrix products, and of cached keys and values.
     pub(super) fn products(&self) -> DType {
         self.products

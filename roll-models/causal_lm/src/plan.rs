@@ -20,7 +20,6 @@ use roll_network::trainable::Trainable;
 use roll_network::weights::stored_dtype;
 
 use super::config::LmConfig;
-use super::generate::TOKENS_OF_A_PASS;
 use super::head::{CHUNK_IDS, CHUNK_LOGITS};
 use super::loading::{CausalLmOptions, initial_adapter};
 use super::memory::RolloutShape;
@@ -223,22 +222,24 @@ impl<'a> MemoryPlan<'a> {
         let new_tokens = pass.generated.min(length.saturating_sub(1));
         let prompt_tokens = length - new_tokens;
         let prompts = if pass.shared_prompt { called.min(rows / pass.group.max(1)) } else { called };
-        let turn = RolloutShape { rows: called.min(self.options.rows_at_once), prompts, prompt_tokens, new_tokens };
-        let bytes = turn.bytes(config, width);
-        // Tokens of sequences that have ended and left their slot.
-        let ended = (called - turn.rows) * length;
-        let prefix_tokens = if pass.continues {
-            // Keys and values of the previous turn are kept until the last prompts of a call are read. A pass over all
-            // prompts frees them layer by layer.
-            let rows_of_pass = (TOKENS_OF_A_PASS / prompt_tokens.max(1)).min(turn.rows).max(1);
-            ended + (rows - (called - 1) % rows_of_pass - 1) * prompt_tokens
-        } else {
-            // The sequences of other calls are complete.
-            ended + (rows - called) * length
+        // In the last turn, each sequence has all its tokens but the last in its slot. A single answer leaves the prompt,
+        // which a group may share, where it was read.
+        let all_prompts = if pass.shared_prompt { rows.div_ceil(pass.group.max(1)) } else { rows };
+        let (slot_tokens, packed_tokens) = match pass.continues {
+            true => (length.saturating_sub(1), 0),
+            false => (new_tokens.saturating_sub(1), all_prompts * prompt_tokens),
         };
+        let turn = RolloutShape {
+            slots: rows,
+            slot_tokens,
+            packed_tokens,
+            rows: called.min(self.options.rows_at_once),
+            prompts,
+            prompt_tokens,
+        };
+        let bytes = turn.bytes(config, width);
         let token_bytes = config.layers * 2 * config.kv_heads * config.head_dim * width;
-        let formula =
-            format!("{prompts} x {prompt_tokens} tokens, {} x {new_tokens} generated, {token_bytes} B each", turn.rows);
+        let formula = format!("{rows} x {slot_tokens} tokens, {packed_tokens} of prompts, {token_bytes} B each");
         let phase = if pass.ahead { "" } else { &pass.phase };
         let largest = [bytes.pass, bytes.logits, bytes.growth].into_iter().max().unwrap_or(0);
         let copy = if pass.ahead { 4 * self.trained() } else { 0 };
@@ -246,12 +247,6 @@ impl<'a> MemoryPlan<'a> {
         let kept = if self.ranks == 1 { copy } else { 0 };
         vec![
             item(phase, "keys and values", [bytes.keys_values, 0], formula),
-            item(
-                phase,
-                "prompt caches",
-                [prefix_tokens * token_bytes, 0],
-                format!("{prefix_tokens} tokens of {rows} sequences x {token_bytes} B"),
-            ),
             item(phase, "largest pass", [largest, 0], "prompts, logits, or a layer's cache that grows".into()),
             item(phase, "copy of the policy", [copy, 0], "the trained parameters, which generate meanwhile".into()),
             item(
