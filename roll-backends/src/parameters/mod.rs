@@ -299,6 +299,22 @@ impl Snapshot {
         &self.parameters
     }
 
+    /// Converts the matrices whose names start with `prefix` to `dtype`, once for many passes that are not recorded. The
+    /// result takes memory of its own unless the dtype is f32. Sharded parameters stay as they are.
+    pub fn with_matrices_in(self, dtype: DType, prefix: &str) -> Self {
+        let SnapshotValues::All(values) = &self.values else { return self };
+        if dtype == DType::F32 {
+            return self;
+        }
+        let is_converted = |spec: &ParameterSpec| spec.shape.len() == 2 && spec.name.starts_with(prefix);
+        let converted = self.parameters.specs().iter().zip(values.iter());
+        let converted = converted.map(|(spec, value)| match is_converted(spec) {
+            true => value.clone().cast(dtype),
+            false => value.clone(),
+        });
+        Self { values: SnapshotValues::All(Arc::new(converted.collect())), ..self }
+    }
+
     /// Returns the parameters whose names start with `prefix`, on the device. Sharded parameters are all-gathered, and
     /// freed when the returned value is dropped; replicated ones are shared at no cost. Fails if sharded parameters
     /// were written since the snapshot.

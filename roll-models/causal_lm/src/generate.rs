@@ -113,7 +113,8 @@ pub fn generate(
     }
     let mut generator = Generator {
         network,
-        trainable: network.trainable(Adapter::On)?,
+        // Converted once, not for every token.
+        trainable: network.trainable(Adapter::On)?.map(|all| all.with_matrices_in(network.products(), "model.layers.")),
         sampling,
         endings,
         prefixes,

@@ -160,6 +160,12 @@ impl<'a> MemoryPlan<'a> {
         self.specs.iter().map(ParameterSpec::len).sum()
     }
 
+    /// Returns the number of elements of the blocks' trained matrices.
+    fn trained_in_blocks(&self) -> usize {
+        let matrices = self.specs.iter().filter(|spec| spec.shape.len() == 2 && spec.name.starts_with("model.layers."));
+        matrices.map(ParameterSpec::len).sum()
+    }
+
     /// Returns the number of tokens of the longest sequence.
     fn tokens(&self, pass: &TextPass) -> usize {
         pass.tokens.unwrap_or(usize::MAX).min(self.config.context)
@@ -243,11 +249,18 @@ impl<'a> MemoryPlan<'a> {
         let phase = if pass.ahead { "" } else { &pass.phase };
         let largest = [bytes.pass, bytes.logits, bytes.growth].into_iter().max().unwrap_or(0);
         let copy = if pass.ahead { 4 * self.trained() } else { 0 };
+        let converted = if self.compute_dtype == DType::F32 { 0 } else { self.trained_in_blocks() };
         // Several ranks wait for their rollouts before a checkpoint, and keep no policy.
         let kept = if self.ranks == 1 { copy } else { 0 };
         vec![
             item(phase, "keys and values", [bytes.keys_values, 0], formula),
             item(phase, "largest pass", [largest, 0], "prompts, logits, or a layer's cache that grows".into()),
+            item(
+                phase,
+                "matrices for generation",
+                [converted * self.compute_dtype.size(), 0],
+                format!("trained ones in the dtype of products, {}", times(converted, self.compute_dtype.size())),
+            ),
             item(phase, "copy of the policy", [copy, 0], "the trained parameters, which generate meanwhile".into()),
             item(
                 phase,
