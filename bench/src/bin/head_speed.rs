@@ -65,7 +65,7 @@ fn network(layers: usize, vocabulary: usize) -> Result<Network> {
         "num_hidden_layers": layers, "num_attention_heads": 14, "num_key_value_heads": 2, "rope_theta": 1e6,
         "tie_word_embeddings": true,
     });
-    let config = LmConfig::parse(config.to_string().as_bytes())?;
+    let config = LmConfig::parse(config.to_string().as_bytes()).map_err(Error::Misuse)?;
     let mut state = StateDict::new();
     let mut random = 1u64;
     for (name, shape) in config.weights() {
@@ -79,7 +79,8 @@ fn network(layers: usize, vocabulary: usize) -> Result<Network> {
         state.insert(name, Tensor::new(values, shape)?);
     }
     let targets = config.linear_layers().split(',').map(Into::into).collect();
-    let mut network = Network::new(config, &state, DType::F32, &roll_backends::device("flex")?)?.with_memory(Memory::Hold);
+    let device = roll_backends::device("flex")?;
+    let mut network = Network::new(config, &state, DType::F32, &device)?.with_memory(Memory::Hold);
     network.add_trainable(&Trainable::Lora { rank: 16, alpha: 16.0, targets }, &Noise::new(1), &StateDict::new())?;
     Ok(network)
 }

@@ -211,9 +211,8 @@ fn dots_avx512<const R: usize, const O: usize>(x: [&[f32]; R], w: [&[f32]; O]) -
         _mm512_extractf64x4_pd, _mm512_fmadd_ps, _mm512_insertf64x4, _mm512_setzero_ps, _mm_add_ps, _mm_add_ss,
         _mm_cvtss_f32, _mm_movehl_ps, _mm_shuffle_ps,
     };
-    const { assert!(O % 2 == 0 && O <= W_ROWS_FOR_ONE) };
     let inputs = x[0].len();
-    assert!(x.iter().chain(&w).all(|row| row.len() == inputs));
+    assert!(O.is_multiple_of(2) && x.iter().chain(&w).all(|row| row.len() == inputs));
     let whole = inputs / LANES * LANES;
     // Of the pairs of rows of w, O / 2 are used.
     let mut sums = [[_mm512_setzero_ps(); W_ROWS_FOR_ONE / 2]; R];
