@@ -134,7 +134,9 @@ impl LayerKeys {
             (of_slot(k), of_slot(v))
         });
         match (in_prompt, in_slot) {
-            (Some((k, v)), Some((tail_k, tail_v))) => (Tensor::cat(vec![k, tail_k], 0), Tensor::cat(vec![v, tail_v], 0)),
+            (Some((k, v)), Some((tail_k, tail_v))) => {
+                (Tensor::cat(vec![k, tail_k], 0), Tensor::cat(vec![v, tail_v], 0))
+            }
             (Some(found), None) | (None, Some(found)) => found,
             (None, None) => unreachable!("a sequence that a pass reads has a token"),
         }
@@ -312,7 +314,9 @@ impl Cache {
         if !places.packed.is_empty() {
             let packed = |x: Tensor<2>| match &places.in_slots {
                 None => x,
-                Some(_) => Tensor::cat(places.packed.iter().map(|r| x.clone().narrow(0, r.start, r.len())).collect(), 0),
+                Some(_) => {
+                    Tensor::cat(places.packed.iter().map(|r| x.clone().narrow(0, r.start, r.len())).collect(), 0)
+                }
             };
             let (k, v) = (packed(k), packed(v));
             layer.prompts = Some(match layer.prompts.take() {
@@ -338,7 +342,8 @@ impl Cache {
             return (keys, values);
         }
         let (slots, capacity) = (slots.max(old_slots), capacity_for(needed, old_capacity, most));
-        let enlarged = |old: Tensor<3>| empty(slots, capacity).slice_assign([0..old_slots, 0..old_capacity, 0..width], old);
+        let enlarged =
+            |old: Tensor<3>| empty(slots, capacity).slice_assign([0..old_slots, 0..old_capacity, 0..width], old);
         (enlarged(keys), enlarged(values))
     }
 

@@ -58,8 +58,8 @@ pub struct CausalLmOptions {
     /// Maximum number of tokens in a sequence. Default: the model's context length.
     pub max_length: Option<usize>,
     /// Maximum number of sequences generated at a time: when one ends, the next takes its place. The texts do not
-    /// depend on it. It bounds the memory for keys and values of the sequences being written. Cached keys and values that
-    /// conversations keep for their next turn, or that a group shares for its prompt, come on top.
+    /// depend on it. It bounds the memory for their logits. Keys and values are cached for all sequences of a rollout,
+    /// because conversations keep them for their next turn.
     pub rows_at_once: usize,
     /// Further variables that the chat template reads: `{enable_thinking: false}` for Qwen3. Any other variable that it
     /// does not read is an error.

@@ -78,8 +78,7 @@ mod tests {
     #[test]
     fn passes_have_whole_prompts_up_to_the_bound() {
         let pass = |prompts, prompt_tokens| {
-            let rollout =
-                RolloutShape { slots: 0, slot_tokens: 0, packed_tokens: 0, rows: 64, prompts, prompt_tokens };
+            let rollout = RolloutShape { slots: 0, slot_tokens: 0, packed_tokens: 0, rows: 64, prompts, prompt_tokens };
             rollout.bytes(&config(), 4).pass / ((2 * 16 + 3 * 64) * 4)
         };
         assert_eq!([pass(2, 100), pass(64, 2048), pass(4, 20_000)], [200, 16_384, 20_000]);

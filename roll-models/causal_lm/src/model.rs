@@ -321,8 +321,7 @@ mod tests {
         let tensor = |values: [u8; 12]| Tensor::new(values.to_vec(), [2, 6]).unwrap();
         let ids = Tensor::new(vec![3i64, 1, 4, 1, 5, 9, 2, 6, 5, 3, 0, 0], [2, 6]).unwrap();
         let mask = tensor([1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0]);
-        let (stats, pullback) =
-            policy.evaluate(&ids, &mask, &tensor(wanted), Adapter::On, Grad::Record).unwrap();
+        let (stats, pullback) = policy.evaluate(&ids, &mask, &tensor(wanted), Adapter::On, Grad::Record).unwrap();
         pullback.unwrap().pull(&Tensor::new(cotangent.to_vec(), [2, 2, 5]).unwrap()).unwrap();
         let mut gradient = vec![0.0; policy.parameter_count()];
         policy.take_gradients(&mut gradient).unwrap();

@@ -92,8 +92,11 @@ fn full_training_without_a_reference_has_no_frozen_weights_and_one_blocks_gradie
     let [rollout, update] = work();
     let of = |reference: bool, input: PlanInput| {
         let texts = [rollout.clone(), TextPass { reference, ..update.clone() }];
-        planned(json!({"lora_rank": 0}), &PlanInput { passes: Passes { texts: texts.to_vec(), ..Passes::default() }, ..input })
-            .unwrap()
+        planned(
+            json!({"lora_rank": 0}),
+            &PlanInput { passes: Passes { texts: texts.to_vec(), ..Passes::default() }, ..input },
+        )
+        .unwrap()
     };
     assert!(find(&of(false, on_gpu()), "frozen weights").is_none());
     assert!(find(&of(true, on_gpu()), "frozen weights").is_some());
@@ -114,10 +117,8 @@ fn full_training_without_a_reference_has_no_frozen_weights_and_one_blocks_gradie
     let config = model.network().config();
     let n = model.parameter_count();
     let in_host_memory = of(false, on_gpu());
-    let on_the_gpu = of(false, PlanInput {
-        division: Division { state_on_gpu: usize::MAX, ..Division::default() },
-        ..on_gpu()
-    });
+    let on_the_gpu =
+        of(false, PlanInput { division: Division { state_on_gpu: usize::MAX, ..Division::default() }, ..on_gpu() });
     let gradients = |needs: &Needs| find(needs, "gradients in the model").map_or(0, |item| item.device);
     assert_eq!(gradients(&on_the_gpu), 4 * n);
     let embedding = if config.tied { config.vocab * config.dim } else { 0 };

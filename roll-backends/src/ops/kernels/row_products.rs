@@ -206,10 +206,10 @@ fn has_wide_dots<const R: usize, const O: usize>() -> bool {
 #[target_feature(enable = "avx512f,avx2,fma")]
 fn dots_avx512<const R: usize, const O: usize>(x: [&[f32]; R], w: [&[f32]; O]) -> [[f32; O]; R] {
     use std::arch::x86_64::{
-        __m256, __m512, _mm256_castps_pd, _mm256_castps256_ps128, _mm256_castpd_ps, _mm256_extractf128_ps, _mm256_loadu_ps,
-        _mm512_broadcast_f64x4, _mm512_castpd_ps, _mm512_castpd256_pd512, _mm512_castps_pd, _mm512_castps512_ps256,
-        _mm512_extractf64x4_pd, _mm512_fmadd_ps, _mm512_insertf64x4, _mm512_setzero_ps, _mm_add_ps, _mm_add_ss,
-        _mm_cvtss_f32, _mm_movehl_ps, _mm_shuffle_ps,
+        __m256, __m512, _mm_add_ps, _mm_add_ss, _mm_cvtss_f32, _mm_movehl_ps, _mm_shuffle_ps, _mm256_castpd_ps,
+        _mm256_castps_pd, _mm256_castps256_ps128, _mm256_extractf128_ps, _mm256_loadu_ps, _mm512_broadcast_f64x4,
+        _mm512_castpd_ps, _mm512_castpd256_pd512, _mm512_castps_pd, _mm512_castps512_ps256, _mm512_extractf64x4_pd,
+        _mm512_fmadd_ps, _mm512_insertf64x4, _mm512_setzero_ps,
     };
     let inputs = x[0].len();
     assert!(O.is_multiple_of(2) && x.iter().chain(&w).all(|row| row.len() == inputs));
