@@ -310,17 +310,19 @@ struct Evaluated {
 /// Evaluates samples, padded on the right to one length.
 fn evaluate(model: &mut dyn Model, chunk: &[Tokens], grad: Grad) -> Result<Evaluated> {
     let width = chunk.iter().map(|t| t.ids.len()).max().unwrap_or(0);
-    let (mut ids, mut mask, mut trained) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut ids, mut mask, mut wanted, mut trained) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for tokens in chunk {
         let padding = width - tokens.ids.len();
         ids.extend(tokens.ids.iter().map(|id| i64::from(*id)).chain(std::iter::repeat_n(0, padding)));
         mask.extend(tokens.ids.iter().map(|_| 1u8).chain(std::iter::repeat_n(0, padding)));
+        let row = || tokens.train.iter().copied().chain(std::iter::repeat_n(false, padding));
+        wanted.extend(row().map(u8::from));
         // Column t is the prediction of token t + 1.
-        trained.extend(tokens.train.iter().copied().chain(std::iter::repeat_n(false, padding)).skip(1));
+        trained.extend(row().skip(1));
     }
     let shape = [chunk.len(), width];
-    let (ids, mask) = (Tensor::new(ids, shape)?, Tensor::new(mask, shape)?);
-    let (stats, pullback) = language(model, NAME)?.evaluate(&ids, &mask, Adapter::On, grad)?;
+    let (ids, mask, wanted) = (Tensor::new(ids, shape)?, Tensor::new(mask, shape)?, Tensor::new(wanted, shape)?);
+    let (stats, pullback) = language(model, NAME)?.evaluate(&ids, &mask, &wanted, Adapter::On, grad)?;
     let sum_of_trained = |values: &Tensor| -> Result<f64> {
         let values = values.f32s()?.iter().zip(&trained).filter(|(_, trained)| **trained);
         Ok(values.map(|(v, _)| f64::from(*v)).sum())
