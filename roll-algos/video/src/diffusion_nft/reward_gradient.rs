@@ -19,7 +19,8 @@ use crate::policy_gradient::round::{Group, RoundState};
 use crate::scoring::{FrameRate, Measured, Prepared, PreparedTarget, pull_frames};
 
 impl RewardGradient {
-    /// Fails if the bound is below all trained `levels`, which descend, or if the reward has no gradient.
+    /// Fails if `max_timestep_boundary` is below all trained `levels` (descending), or if the reward has no gradient.
+    /// Passes if the weight is 0.
     pub(super) fn check(&self, levels: &[Sigma], reward: &dyn RewardScorer) -> Result<()> {
         let invalid = |key: &str, problem: String| Err(Error::config(format!("algo.reward_gradient.{key}"), problem));
         if self.weight == 0.0 {

@@ -25,8 +25,8 @@ const TILE: usize = 16;
 /// Device memory per score of a block, in bytes. The few temporaries of a block then take about a fiftieth of the
 /// memory.
 const MEMORY_PER_SCORE: u64 = 512;
-/// Query rows per head of a block before it takes more heads: each further block of the same heads adds to their full
-/// cotangents of keys and values.
+/// Query rows per head that a block takes before it takes further heads. More rows mean fewer blocks of the same heads,
+/// each of which adds to the whole cotangents of these heads' keys and values.
 const ROWS: usize = 16 * STAGE;
 /// Minimum and maximum number of scores of a block (64 MiB to 1 GiB of f32). At the maximum, the products of 8 heads of
 /// 20,000 tokens fill a GPU.
