@@ -167,8 +167,8 @@ impl<'a> Answers<'a> {
         Ok(value)
     }
 
-    /// Asks until `accept` takes the answer, and sets the key to the accepted value. Returns whether there is an
-    /// answer.
+    /// Asks until `accept` takes the answer, unless `--set` has one, and sets the key to the accepted value. Returns
+    /// whether there is an answer.
     pub fn ask(&mut self, question: &Question, accept: impl FnMut(&Self, &str) -> Result<Json>) -> Result<bool> {
         let answer = self.answer(question, accept)?;
         let is_there = answer.is_some();
@@ -178,7 +178,7 @@ impl<'a> Answers<'a> {
         Ok(is_there)
     }
 
-    /// As [`Answers::ask`], but returns the accepted answer and sets no key. `--set` can answer it, too.
+    /// As [`Answers::ask`], but returns the accepted answer and sets no key.
     pub fn answer<T>(
         &mut self,
         question: &Question,
