@@ -88,7 +88,9 @@ impl LrSchedule {
             LrSchedulerType::Linear => ((total - step) / steps_after_warmup).max(0.0),
             LrSchedulerType::Cosine => raised_cosine(self.options.num_cycles.unwrap_or(0.5) * 2.0 * progress),
             LrSchedulerType::CosineWithRestarts if progress >= 1.0 => 0.0,
-            LrSchedulerType::CosineWithRestarts => raised_cosine(self.options.num_cycles.unwrap_or(1.0) * progress % 1.0),
+            LrSchedulerType::CosineWithRestarts => {
+                raised_cosine(self.options.num_cycles.unwrap_or(1.0) * progress % 1.0)
+            }
             LrSchedulerType::Polynomial => return self.polynomial(progress),
             LrSchedulerType::InverseSqrt => {
                 let default = if self.warmup_steps > 0 { self.warmup_steps } else { DEFAULT_TIMESCALE };

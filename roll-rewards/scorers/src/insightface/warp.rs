@@ -40,8 +40,8 @@ impl Warp {
         out
     }
 
-    /// The pullback: adds the cotangent of the picture to `gradient`, given the cotangent of the output. Does nothing if
-    /// the picture or the output has no pixel.
+    /// The pullback: adds the cotangent of the picture to `gradient`, given the cotangent of the output. Does nothing
+    /// if the picture or the output has no pixel.
     ///
     /// # Panics
     /// Panics unless `cotangent` and `gradient` have the same number of planes.

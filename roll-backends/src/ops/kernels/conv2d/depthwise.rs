@@ -221,7 +221,8 @@ vectorised! {
                 }
                 sums[at..at + LANES].copy_from_slice(&values);
             }
-            // Not applied to `values` in the loop above, because they would have to leave their registers.
+            // The epilogue is not applied to `values` in the loop above, because they would have to leave their
+            // registers.
             if applies_to_strips {
                 finish.epilogue.apply::<M>(channel, &mut sums[..length]);
             }
