@@ -24,7 +24,7 @@ use crate::progress::TerminalBar;
 
 /// Number of rows that fail one after the other before no further row is asked for: the service has failed, or the
 /// clips are elsewhere.
-const MAX_FAILURES_IN_A_ROW: usize = 16;
+const MAX_CONSECUTIVE_FAILURES: usize = 16;
 /// Longest output of an earlier run that is read, in bytes.
 const MAX_OUTPUT_BYTES: u64 = 1 << 30;
 
@@ -48,7 +48,7 @@ pub fn caption(args: CaptionData) -> Result<()> {
         rows: &rows,
         unprompted: &unprompted,
         next: AtomicUsize::new(0),
-        failures_in_a_row: AtomicUsize::new(0),
+        consecutive_failures: AtomicUsize::new(0),
     };
     let mut failed = 0;
     let bar = TerminalBar::new(unprompted.len() as u64, "rows");
@@ -105,20 +105,20 @@ struct Requests<'a> {
     unprompted: &'a [usize],
     /// The position in `unprompted` of the row that is asked for next.
     next: AtomicUsize,
-    failures_in_a_row: AtomicUsize,
+    consecutive_failures: AtomicUsize,
 }
 
 impl Requests<'_> {
     /// Asks for one row after the other and sends each row's position and result, until no row is left or too many
-    /// rows in a row have failed. Drops the sender at the end.
+    /// consecutive rows have failed. Drops the sender at the end.
     fn ask_for_rows(&self, sender: mpsc::Sender<(usize, Result<String>)>) {
-        while self.failures_in_a_row.load(Ordering::Relaxed) < MAX_FAILURES_IN_A_ROW {
+        while self.consecutive_failures.load(Ordering::Relaxed) < MAX_CONSECUTIVE_FAILURES {
             let Some(&row) = self.unprompted.get(self.next.fetch_add(1, Ordering::Relaxed)) else { break };
             let caption = self.captioner.caption(&self.rows[row]);
             if caption.is_ok() {
-                self.failures_in_a_row.store(0, Ordering::Relaxed);
+                self.consecutive_failures.store(0, Ordering::Relaxed);
             } else {
-                self.failures_in_a_row.fetch_add(1, Ordering::Relaxed);
+                self.consecutive_failures.fetch_add(1, Ordering::Relaxed);
             }
             // The receiver is gone if the output cannot be written.
             if sender.send((row, caption)).is_err() {

@@ -135,8 +135,8 @@ impl CausalChain {
                     cotangent = x;
                     before.push(cache);
                 }
-                // In the other layout `pull_layer` pulls an upsampling back, because another order of sums would change
-                // bits.
+                // With `ChannelsFirst`, `pull_layer` pulls an upsampling back, because another order of sums would
+                // change bits.
                 LayerKind::Upsample { .. } if self.layout == ChunkLayout::ChannelsLast => {
                     let has_cache = layer.cache_count() > 0;
                     let (x, cache) = self.pull_convolution(layer, inputs, is_first_chunk, cotangent, layer_after)?;
