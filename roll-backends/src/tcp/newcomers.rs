@@ -11,13 +11,13 @@ use super::frame::{self, Kind, NO_NUMBER, Until};
 use super::hello::{Hello, INTRODUCTION, LONGEST, RANDOM, configure};
 use super::secret::{Prover, VARIABLE};
 
-/// Most connections that introduce themselves at the same time. Further ones wait in the system's queue.
+/// Maximum number of connections that introduce themselves at the same time. Further ones wait in the system's queue.
 const MAX_WAITING: usize = 512;
 /// If there are [`MAX_WAITING`] connections, the oldest is closed to make room for a new one if it is older than this.
 const MIN_AGE_TO_CLOSE: Duration = Duration::from_secs(1);
 /// How long rank 0 waits for an introduction before it looks for new connections.
 const PAUSE: Duration = Duration::from_millis(5);
-/// Most refusals that are logged, because strangers could cause any number of them.
+/// Maximum number of refusals that are logged, because strangers could cause any number of them.
 const MAX_LOGGED: usize = 20;
 /// Stack of the thread of a connection, which parses one small JSON object.
 const STACK: usize = 256 << 10;

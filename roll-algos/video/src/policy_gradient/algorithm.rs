@@ -115,21 +115,21 @@ impl<M: Method> ClipAlgorithm for PolicyGradient<M> {
 
 impl TrainingState {
     /// Runs the updates of a round. In each update, `learn` adds the gradients of one prompt's videos to the gradient
-    /// accumulators of the strategy. `is_finite` is false if a score of the round was not finite. Nothing is learned
-    /// then, and one update is begun only to apply `on_nonfinite`.
+    /// accumulators of the strategy. If `are_scores_finite` is false, nothing is learned, and one update is begun only
+    /// to apply `on_nonfinite`.
     pub(crate) fn train<T>(
         &mut self,
         shared: &SharedOptions,
         ctx: &mut StepContext<'_>,
         groups: &mut [Group<T>],
-        is_finite: bool,
+        are_scores_finite: bool,
         round: &mut RoundState<'_>,
         mut learn: impl FnMut(&mut Prepared, &mut StepContext<'_>, &mut Group<T>, &mut RoundState<'_>) -> Result<()>,
     ) -> Result<()> {
-        let updates = if is_finite { shared.updates_per_step } else { 1 };
+        let updates = if are_scores_finite { shared.updates_per_step } else { 1 };
         for number in 0..updates {
             round.update = number;
-            if is_finite {
+            if are_scores_finite {
                 for group in groups.iter_mut() {
                     learn(&mut self.prepared, ctx, group, round)?;
                     self.add_data_loss(ctx, group, round)?;

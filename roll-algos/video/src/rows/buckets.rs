@@ -34,7 +34,7 @@ impl Bucket {
             Some(picture) if config.height.is_none() => probe(picture, config.decoder)?.size,
             _ => DEFAULT_SIZE,
         };
-        fitted(size, config.num_frames, config, unit).map_err(|problem| match picture {
+        fitted_bucket(size, config.num_frames, config, unit).map_err(|problem| match picture {
             Some(picture) => Error::bad_file(picture, problem),
             None => Error::config("data.max_pixels", problem),
         })
@@ -43,7 +43,7 @@ impl Bucket {
 
 /// The shape of the samples of a row, and the length of its clip.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Available {
+pub(crate) struct RowShape {
     pub bucket: Bucket,
     /// Number of frames of the clip at the rate `data.fps`.
     pub frames: usize,
@@ -54,14 +54,14 @@ pub(crate) fn are_wanted(config: &DataConfig) -> bool {
     !config.bucket_ratios.is_empty() || !config.bucket_frames.is_empty()
 }
 
-/// The shape of each row. A row that cannot be read is `None` if such rows are skipped, and otherwise an error.
-pub(crate) fn assign(metadata: &Metadata, config: &DataConfig, unit: VideoUnit) -> Result<Vec<Option<Available>>> {
-    let available = |row: &MetadataRow| -> Result<Option<Available>> {
+/// The [`RowShape`] of each row. A row that cannot be read is `None` if such rows are skipped, and otherwise an error.
+pub(crate) fn assign(metadata: &Metadata, config: &DataConfig, unit: VideoUnit) -> Result<Vec<Option<RowShape>>> {
+    let row_shape = |row: &MetadataRow| -> Result<Option<RowShape>> {
         let found = match &row.video {
             Some(video) => probe(video, config.decoder)
                 .and_then(|probed| bucket(&probed, config, unit).map_err(|problem| Error::bad_file(video, problem))),
             None => Bucket::without_clip(config, row.image.as_deref(), unit)
-                .map(|bucket| Available { frames: bucket.frames, bucket }),
+                .map(|bucket| RowShape { frames: bucket.frames, bucket }),
         };
         match found {
             Ok(found) => Ok(Some(found)),
@@ -69,18 +69,23 @@ pub(crate) fn assign(metadata: &Metadata, config: &DataConfig, unit: VideoUnit) 
             Err(error) => Err(error).while_doing(|| format!("reading {}", metadata.location(row))),
         }
     };
-    metadata.rows.par_iter().map(available).collect()
+    metadata.rows.par_iter().map(row_shape).collect()
 }
 
-/// The bucket of a clip: the nearest of the configured ratios, and the largest of the configured lengths that the clip
-/// has. Fails if the clip is smaller than the model's unit.
-pub(crate) fn bucket(clip: &Probed, config: &DataConfig, unit: VideoUnit) -> Result<Available, String> {
+/// The bucket and the length of a clip. The bucket has the nearest of the configured ratios, and the largest of the
+/// configured lengths that the clip has. Fails if the clip is smaller than the model's unit.
+pub(crate) fn bucket(clip: &Probed, config: &DataConfig, unit: VideoUnit) -> Result<RowShape, String> {
     let frames = config.fps.map_or(clip.frames, |fps| clip.frames_at(fps));
-    Ok(Available { bucket: fitted(clip.size, frames, config, unit)?, frames })
+    Ok(RowShape { bucket: fitted_bucket(clip.size, frames, config, unit)?, frames })
 }
 
 /// The bucket of a video of this size, `[height, width]`, and number of frames.
-fn fitted(video_size: [usize; 2], frames: usize, config: &DataConfig, unit: VideoUnit) -> Result<Bucket, String> {
+fn fitted_bucket(
+    video_size: [usize; 2],
+    frames: usize,
+    config: &DataConfig,
+    unit: VideoUnit,
+) -> Result<Bucket, String> {
     let video_ratio = video_size[1] as f64 / video_size[0] as f64;
     let distance = |ratio: &f64| (ratio / video_ratio).ln().abs();
     let nearest = config.bucket_ratios.iter().copied().min_by(|a, b| distance(a).total_cmp(&distance(b)));

@@ -1,4 +1,4 @@
-//! Layer norm and RMS norm over the rows of a matrix: one cube of units per row, which after the first pass is read
+//! Layer norm and RMS norm over the rows of a matrix: one cube of units per row. After the first pass, the row is read
 //! from the cache.
 
 use burn_cubecl::tensor::CubeTensor;

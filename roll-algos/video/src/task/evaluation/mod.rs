@@ -112,7 +112,7 @@ impl EvaluationSources {
 
 impl Evaluator {
     /// Reads the clips that the configuration names; `None` if it names none. `unit` says which lengths and sizes the
-    /// model's videos may have. `train` is the training data, if they could be opened.
+    /// model's videos may have. `train` is the training data, if it could be opened.
     ///
     /// A clip that cannot be read is an error or is left out (`data.on_bad_sample`). If the number of clips is limited,
     /// the next clip takes the place of one that is left out.
