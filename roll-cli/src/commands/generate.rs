@@ -152,7 +152,7 @@ fn check_memory(frames: usize, [height, width]: [usize; 2]) -> Result<()> {
     const BYTES_PER_PIXEL: f64 = 12.0;
     let needed = BYTES_PER_PIXEL * frames as f64 * height as f64 * width as f64;
     let available = host_memory();
-    // A memory of 0 is not known.
+    // 0 means that the memory of this machine is not known.
     if available > 0.0 && needed > available {
         let problem = format!(
             "{frames} frames of {width}x{height} alone take {:.0} GB, and this machine has {:.0} GB",
