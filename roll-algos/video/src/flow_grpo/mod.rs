@@ -331,8 +331,8 @@ roll_core::register! {
     plan: passes,
 }
 
-/// The passes of the model for one prompt: its rollouts, and two passes per stochastic step, one of which is
-/// differentiated. A shared prefix counts with its mean length over all places of the window.
+/// The passes of the model for one prompt: its rollouts, a differentiated pass per trained step and, with a KL, a pass
+/// of the reference. A shared prefix counts with its mean length over all places of the window.
 fn passes(options: &Options) -> Result<Passes> {
     let config: FlowGrpoConfig = parse_options(Kind::Algorithm.section(), options)?;
     let shared = config.shared();
