@@ -454,8 +454,8 @@ impl<'a> EntropyBits<'a> {
         }
     }
 
-    /// Walks over a block of a progressive picture. `end_of_band_run` is the number of blocks from this one on that have
-    /// no new coefficients, and bit `k` of `nonzero` says whether coefficient `k` of the block is not zero.
+    /// Walks over a block of a progressive picture. `end_of_band_run` is the number of blocks from this one on that
+    /// have no new coefficients, and bit `k` of `nonzero` says whether coefficient `k` of the block is not zero.
     fn walk_progressive_block(
         &mut self,
         [dc, ac]: [Option<&Huffman>; 2],
@@ -473,8 +473,8 @@ impl<'a> EntropyBits<'a> {
         }
     }
 
-    /// Walks over a block in the first scan of a band of AC coefficients. `end_of_band_run` is the number of blocks from
-    /// this one on that have no coefficients.
+    /// Walks over a block in the first scan of a band of AC coefficients. `end_of_band_run` is the number of blocks
+    /// from this one on that have no coefficients.
     fn walk_first_block(
         &mut self,
         table: Option<&Huffman>,
@@ -514,8 +514,8 @@ impl<'a> EntropyBits<'a> {
     }
 
     /// Walks over a block in a later scan of a band. The scan has one more bit for each coefficient that was not zero
-    /// in the earlier scans, and new coefficients in between. `end_of_band_run` is the number of blocks from this one on
-    /// that have no new coefficients.
+    /// in the earlier scans, and new coefficients in between. `end_of_band_run` is the number of blocks from this one
+    /// on that have no new coefficients.
     fn walk_refined_block(
         &mut self,
         table: Option<&Huffman>,

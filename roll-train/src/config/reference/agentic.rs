@@ -63,8 +63,8 @@ pub fn translate(path: &Path, mut from: ReferenceTree) -> Result<(Map, Vec<Strin
     Ok((to.into_map(), notes))
 }
 
-/// Translates the form of the policy gradient, if the configuration names another worker than ROLL's usual one, which
-/// does not read it.
+/// Translates the form of the policy gradient if the configuration names a worker that reads it: any but ROLL's usual
+/// one.
 fn policy_gradient(from: &mut ReferenceTree, to: &mut TranslatedTree) {
     let class = from.get("actor_train.worker_cls").and_then(|class| class.clone().into_string().ok());
     if class.is_some_and(|class| !class.ends_with(PPO_WORKER)) {
