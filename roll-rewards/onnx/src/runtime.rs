@@ -77,11 +77,13 @@ mod imp {
         let path = std::env::var_os(LIBRARY_VARIABLE).filter(|p| !p.is_empty()).map(PathBuf::from);
         let path = path.ok_or_else(|| Problem(format!("{LIBRARY_VARIABLE} is not set")))?;
         // A relative path would first be searched next to the program.
-        let path = path.canonicalize().map_err(|e| Problem(format!("{LIBRARY_VARIABLE} is {}: {e}", path.display())))?;
+        let path =
+            path.canonicalize().map_err(|e| Problem(format!("{LIBRARY_VARIABLE} is {}: {e}", path.display())))?;
         if !path.is_file() {
             return Err(Problem(format!("{LIBRARY_VARIABLE} is {}, which is not a file", path.display())));
         }
-        let builder = ort::init_from(&path).map_err(|e| Problem(format!("{LIBRARY_VARIABLE} is {}: {e}", path.display())))?;
+        let builder =
+            ort::init_from(&path).map_err(|e| Problem(format!("{LIBRARY_VARIABLE} is {}: {e}", path.display())))?;
         let environment = builder.with_name("roll").with_telemetry(false).build().map_err(problem)?;
         environment.set_log_level(ort::logging::LogLevel::Warning);
         // The crate does not expose the library's version number.

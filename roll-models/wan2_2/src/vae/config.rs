@@ -210,10 +210,8 @@ impl VaeConfig {
             names.close_stage(&mut layers, LayerKind::AddDuplicate { input: stage_input, factors });
         }
         let pixels = 3 * self.pixel_patch() * self.pixel_patch();
-        layers.push(Layer::new(
-            "decoder.head",
-            LayerKind::NormSiluConv { input, output: pixels, norm: "0", conv: "2" },
-        ));
+        layers
+            .push(Layer::new("decoder.head", LayerKind::NormSiluConv { input, output: pixels, norm: "0", conv: "2" }));
         if is_v2_2 {
             layers.push(Layer::new("unpatchify", LayerKind::Unpatchify));
         }
