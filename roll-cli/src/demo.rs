@@ -139,7 +139,7 @@ fn missing_part(user: &MergedConfig) -> Option<String> {
     // The reward is missing, too, unless one is named or the algorithm uses none.
     let names_no_reward = || user.peek("reward").is_none_or(|rewards| *rewards == json!([]));
     let needs_reward = !is_one_of("algo.name", &["flow_matching"]) && names_no_reward();
-    let (also, too) = if needs_reward { (" and reward", ", `reward`") } else { ("", "") };
+    let (and_reward, reward_key) = if needs_reward { (" and reward", ", `reward`") } else { ("", "") };
     let files = WAN_FILES.into_iter().find(|key| user.peek(key).is_some());
     let (named, unused, needed) = match (files, user.peek(WAN_CLIPS)) {
         (None, Some(_)) => (WAN_CLIPS, "model", WAN_FILES[0]),
@@ -147,7 +147,8 @@ fn missing_part(user: &MergedConfig) -> Option<String> {
         _ => return None,
     };
     Some(format!(
-        "`{named}` is set, so this is not the demo, whose {unused}{also} are not used: name yours (`{needed}`{too})"
+        "`{named}` is set, so this is not the demo, whose {unused}{and_reward} are not used: name yours \
+         (`{needed}`{reward_key})"
     ))
 }
 

@@ -120,7 +120,7 @@ fn check(args: &Generate, outputs: &[PathBuf]) -> Result<()> {
     std::fs::remove_file(&trial).map_err(Error::file("remove", &trial))
 }
 
-/// The number of frames, and height and width: those of the arguments, or else those of the section `data`, for which
+/// The number of frames, and height and width: those of the arguments, or else those of the section `data`, with which
 /// the model was trained.
 fn frames_and_size(args: &Generate, data: &DataConfig) -> (usize, [usize; 2]) {
     let height = args.height.or(data.height).unwrap_or(DEFAULT_SIZE[0]);

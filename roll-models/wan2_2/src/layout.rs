@@ -294,8 +294,8 @@ impl Layout {
         (keep_attention, all_passes.unwrap_or(free_for_inputs.saturating_sub(in_flight) / inputs.max(1)))
     }
 
-    /// The part of `budget` that kept results of attention leave to the decoder. If the option decides on them instead
-    /// of the memory, `budget` already includes them.
+    /// The part of `budget` that kept results of attention leave to the decoder. If `model.keep_attention` decides
+    /// whether they are kept, and not the memory, `budget` already includes them.
     fn beside_attention(&self, budget: MemoryBudget, keep_attention: bool) -> MemoryBudget {
         if self.keep_attention != KeepAttention::Auto || !keep_attention {
             return budget;

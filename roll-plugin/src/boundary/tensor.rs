@@ -31,7 +31,7 @@ impl AsRef<[u8]> for ForeignBytes {
     fn as_ref(&self) -> &[u8] {
         match self.0.bytes {
             0 => &[],
-            // SAFETY: `dtype_and_shape` has checked it; it is alive until `release`.
+            // SAFETY: `dtype_and_shape` has checked address and length; the bytes are alive until `release`.
             bytes => unsafe { std::slice::from_raw_parts(self.0.data, bytes) },
         }
     }

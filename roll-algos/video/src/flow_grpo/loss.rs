@@ -27,7 +27,7 @@ pub enum PolicyLoss {
 pub struct PolicyShift {
     /// Log-probability under the policy in training minus log-probability under the old policy.
     pub log_ratio: f64,
-    /// `mean((mean - mean_old)^2)`.
+    /// The squared distance of the two policies' means, `mean((mean - mean_old)^2)`.
     pub squared: f64,
     /// Standard deviation of the step's noise.
     pub std: f64,

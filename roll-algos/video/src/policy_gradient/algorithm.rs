@@ -46,15 +46,15 @@ pub struct TrainingState {
     pub(crate) prepared: Prepared,
     pub(crate) old_policy: OldPolicy,
     /// The flow-matching loss on the prompts' own clips.
-    data: DataTerm,
+    data_term: DataTerm,
 }
 
 impl<M: Method> PolicyGradient<M> {
     /// Makes the algorithm from its options.
     pub fn new(options: M) -> Self {
         let shared = options.shared();
-        let data = DataTerm::new(shared.data_weight, shared.sampling.shift);
-        let state = TrainingState { prepared: Prepared::default(), old_policy: OldPolicy::default(), data };
+        let data_term = DataTerm::new(shared.data_weight, shared.sampling.shift);
+        let state = TrainingState { prepared: Prepared::default(), old_policy: OldPolicy::default(), data_term };
         Self { method: options, state }
     }
 }
@@ -69,7 +69,7 @@ impl<M: Method> Algorithm for PolicyGradient<M> {
         update::check_trainable(model)?;
         let reward = reward.ok_or(AlgorithmError::NoReward { algorithm: M::NAME })?;
         self.method.check(facts, reward)?;
-        self.state.data.check(facts)?;
+        self.state.data_term.check(facts)?;
         if M::HAS_OLD_POLICY {
             self.state.old_policy = OldPolicy::of(model)?;
         }
@@ -95,7 +95,7 @@ impl<M: Method> Algorithm for PolicyGradient<M> {
 
 impl<M: Method> ClipAlgorithm for PolicyGradient<M> {
     fn clip_use(&self) -> ClipUse {
-        ClipUse { why_needed: self.state.data.reason_for_clips(), reference: self.method.shared().reference }
+        ClipUse { why_needed: self.state.data_term.reason_for_clips(), reference: self.method.shared().reference }
     }
 
     fn evaluate(&mut self, context: &mut EvaluationContext<'_>) -> Result<Option<Vec<Evaluated>>> {
@@ -150,13 +150,13 @@ impl TrainingState {
         round: &mut RoundState<'_>,
     ) -> Result<()> {
         let videos = group.trained().count() as f64;
-        if !self.data.is_on() || videos == 0.0 || round.outcome.nonfinite.is_some() {
+        if !self.data_term.is_on() || videos == 0.0 || round.outcome.nonfinite.is_some() {
             return Ok(());
         }
         round.begin(DATA, "training on the clip")?;
         let sample = &ctx.samples[group.position];
         let key = key_of_update(group.key, round.update);
-        if let Some(loss) = self.data.accumulate(ctx, sample, key, videos * sample.weight)? {
+        if let Some(loss) = self.data_term.accumulate(ctx, sample, key, videos * sample.weight)? {
             if loss.is_finite() {
                 round.tally.add_weighted(DATA_LOSS, loss, videos);
             } else {

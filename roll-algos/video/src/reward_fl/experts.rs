@@ -99,7 +99,7 @@ impl RewardFlConfig {
     }
 }
 
-/// The warning if both experts are under training and none of the trained steps `acting` uses one of them.
+/// The warning if both experts are under training, but one expert is used in none of the trained steps `acting`.
 fn idle_expert(schedule: &FlowSchedule, acting: &[usize], facts: ScheduleFacts) -> Option<String> {
     let boundary = Sigma(facts.boundary?);
     let is_high = |i: &usize| schedule.expert_level(*i) >= boundary;

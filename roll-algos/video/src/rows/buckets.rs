@@ -46,7 +46,7 @@ impl Bucket {
 pub(crate) struct RowShape {
     pub bucket: Bucket,
     /// Number of frames of the clip at the rate `data.fps`.
-    pub frames: usize,
+    pub clip_frames: usize,
 }
 
 /// Whether the configuration uses buckets.
@@ -59,9 +59,9 @@ pub(crate) fn assign(metadata: &Metadata, config: &DataConfig, unit: VideoUnit) 
     let row_shape = |row: &MetadataRow| -> Result<Option<RowShape>> {
         let found = match &row.video {
             Some(video) => probe(video, config.decoder)
-                .and_then(|probed| bucket(&probed, config, unit).map_err(|problem| Error::bad_file(video, problem))),
+                .and_then(|probed| shape_of_clip(&probed, config, unit).map_err(|e| Error::bad_file(video, e))),
             None => Bucket::without_clip(config, row.image.as_deref(), unit)
-                .map(|bucket| RowShape { frames: bucket.frames, bucket }),
+                .map(|bucket| RowShape { clip_frames: bucket.frames, bucket }),
         };
         match found {
             Ok(found) => Ok(Some(found)),
@@ -74,9 +74,9 @@ pub(crate) fn assign(metadata: &Metadata, config: &DataConfig, unit: VideoUnit) 
 
 /// The bucket and the length of a clip. The bucket has the nearest of the configured ratios, and the largest of the
 /// configured lengths that the clip has. Fails if the clip is smaller than the model's unit.
-pub(crate) fn bucket(clip: &Probed, config: &DataConfig, unit: VideoUnit) -> Result<RowShape, String> {
-    let frames = config.fps.map_or(clip.frames, |fps| clip.frames_at(fps));
-    Ok(RowShape { bucket: fitted_bucket(clip.size, frames, config, unit)?, frames })
+pub(crate) fn shape_of_clip(clip: &Probed, config: &DataConfig, unit: VideoUnit) -> Result<RowShape, String> {
+    let clip_frames = config.fps.map_or(clip.frames, |fps| clip.frames_at(fps));
+    Ok(RowShape { bucket: fitted_bucket(clip.size, clip_frames, config, unit)?, clip_frames })
 }
 
 /// The bucket of a video of this size, `[height, width]`, and number of frames.
@@ -122,7 +122,8 @@ mod tests {
             max_pixels: 480 * 832,
             ..DataConfig::default()
         };
-        let of = |size, frames| bucket(&Probed { size, frames, fps: 24.0 }, &config, UNIT).map(|found| found.bucket);
+        let of =
+            |size, frames| shape_of_clip(&Probed { size, frames, fps: 24.0 }, &config, UNIT).map(|found| found.bucket);
         let wide = Bucket { frames: 81, size: [464, 832] };
         assert_eq!(of([1080, 1920], 200), Ok(wide));
         assert_eq!(of([1080, 1800], 80), Ok(Bucket { frames: 49, ..wide }));
@@ -130,8 +131,8 @@ mod tests {
         // Shorter than all lengths: the clip keeps its own.
         assert_eq!(of([700, 710], 12), Ok(Bucket { frames: 9, size: [624, 624] }));
         let slow = DataConfig { fps: Some(12.0), ..config };
-        let found = bucket(&Probed { size: [9, 16], frames: 99, fps: 24.0 }, &slow, UNIT).unwrap();
-        assert_eq!((found.bucket.frames, found.frames), (49, 50));
+        let found = shape_of_clip(&Probed { size: [9, 16], frames: 99, fps: 24.0 }, &slow, UNIT).unwrap();
+        assert_eq!((found.bucket.frames, found.clip_frames), (49, 50));
     }
 
     #[test]
@@ -141,7 +142,8 @@ mod tests {
             max_pixels: 480 * 832,
             ..DataConfig::default()
         };
-        let of = |size| bucket(&Probed { size, frames: 17, fps: 24.0 }, &config, UNIT).map(|found| found.bucket.size);
+        let of =
+            |size| shape_of_clip(&Probed { size, frames: 17, fps: 24.0 }, &config, UNIT).map(|found| found.bucket.size);
         assert_eq!(of([500, 510]), Ok([496, 496]));
         assert_eq!(of([144, 256]), Ok([144, 256]));
         assert_eq!(of([256, 144]), Ok([256, 144]));
@@ -155,13 +157,13 @@ mod tests {
     #[test]
     fn without_bucket_ratios_clips_keep_their_ratio() {
         let config = DataConfig { bucket_frames: vec![5], max_pixels: 32 * 48, ..DataConfig::default() };
-        let of = |size| bucket(&Probed { size, frames: 9, fps: 8.0 }, &config, UNIT).map(|found| found.bucket);
+        let of = |size| shape_of_clip(&Probed { size, frames: 9, fps: 8.0 }, &config, UNIT).map(|found| found.bucket);
         assert_eq!(of([40, 70]), Ok(Bucket { frames: 5, size: [16, 48] }));
         assert!(of([4, 4]).is_err());
         let unit = VideoUnit { height: 32, width: 32, frames: 8 };
         let probed = Probed { size: [72, 144], frames: 16, fps: 8.0 };
         let roomy = DataConfig { bucket_ratios: vec![2.0], num_frames: 81, ..DataConfig::default() };
-        let found = bucket(&probed, &roomy, unit).map(|found| found.bucket);
+        let found = shape_of_clip(&probed, &roomy, unit).map(|found| found.bucket);
         assert_eq!(found, Ok(Bucket { frames: 9, size: [64, 128] }));
     }
 }

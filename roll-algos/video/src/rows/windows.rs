@@ -43,9 +43,9 @@ impl Metadata {
         for (row, shape) in std::mem::take(&mut self.rows).into_iter().zip(shapes) {
             let frames = shape.map_or(0, |shape| shape.bucket.frames);
             // The windows of a clip that is longer by less than the unit would be nearly the same.
-            let longer_clip =
-                shape.map(|shape| shape.frames).filter(|clip_frames| unit.frames_within(*clip_frames) > frames);
-            let starts = longer_clip.map_or(vec![0], |clip_frames| windows.starts(clip_frames, frames));
+            let frames_if_longer =
+                shape.map(|shape| shape.clip_frames).filter(|clip_frames| unit.frames_within(*clip_frames) > frames);
+            let starts = frames_if_longer.map_or(vec![0], |clip_frames| windows.starts(clip_frames, frames));
             if starts.len() > MAX_WINDOWS {
                 let problem = format!("more than {MAX_WINDOWS} windows in {}; choose fewer", self.location(&row));
                 return Err(Error::config("data.windows", problem));

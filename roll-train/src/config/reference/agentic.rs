@@ -1,8 +1,8 @@
 //! Translates ROLL's configurations of its agentic pipeline (`agent_val_frozen_lake.yaml`, `agentic_val_sokoban.yaml`
 //! and others like them) into this project's keys.
 //!
-//! Each function takes some of ROLL's keys `from` one tree and puts ours into the other. Keys that none of them takes
-//! are listed in a note, with the reason why they have no effect.
+//! Each function takes some of ROLL's keys `from` one tree and puts this project's keys into the other. Keys that no
+//! function takes are listed in a note, with the reason why they have no effect.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;

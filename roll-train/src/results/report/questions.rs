@@ -427,9 +427,9 @@ fn time(run: &RunFiles) -> (Mark, String) {
     if phases.is_empty() {
         return (Mark::Open, "No times yet.".into());
     }
-    let share =
+    let in_words =
         |(name, seconds): &(String, f64)| format!("{name} {:.0} %", 100.0 * seconds / timing::sum_of_phases(&phases));
-    let longest: Vec<String> = phases.iter().take(NAMED_PHASES).map(share).collect();
+    let longest: Vec<String> = phases.iter().take(NAMED_PHASES).map(in_words).collect();
     let mut text = format!("{seconds_per_step:.1} s a step: {}.", longest.join(", "));
     let (steps_done, steps_wanted) = run.steps();
     let logged = run.values("time/total");
