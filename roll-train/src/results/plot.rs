@@ -362,7 +362,8 @@ fn padded(values: impl Iterator<Item = f64>) -> Range<f64> {
     low - margin..high + margin
 }
 
-/// The maximum number of ticks on the x axis. If all x are whole numbers, such as steps, it allows no ticks between them.
+/// The maximum number of ticks on the x axis. If all x are whole numbers, such as steps, it allows no ticks between
+/// them.
 fn most_ticks(series: &[Vec<[f64; 2]>]) -> usize {
     let xs = || series.iter().flatten().map(|[x, _]| *x);
     let (low, high) = xs().fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), x| (low.min(x), high.max(x)));
