@@ -129,7 +129,7 @@ pub(super) fn take_lent_list(number: usize) -> Result<(*mut f32, usize)> {
     // Taken out, because the callee may write to the list, and nothing else may refer to its bytes then.
     parts.tensors.borrow_mut()[number] = None;
     // SAFETY: P1 and P9: the message has the arguments of the present call.
-    let address_and_length = unsafe { tensor::list_of(&list) };
+    let address_and_length = unsafe { tensor::borrowed_list(&list) };
     if parts.ownership == Ownership::Owned {
         // SAFETY: P2. The list was taken out of the message: nobody else releases it.
         unsafe { tensor::release(&list) };

@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::error::OnnxError;
 use super::model::Model;
 use super::recorded::Recorded;
-use super::runtime::{LIBRARY, Session, runtime_version};
+use super::runtime::{LIBRARY_VARIABLE, Session, runtime_version};
 use super::value::Value;
 
 /// The executor of a network's passes without gradient ([`Network::run`]). Passes with gradient ([`Network::vjp`])
@@ -61,7 +61,7 @@ impl Network {
                 // ONNX Runtime was not requested explicitly.
                 Err(OnnxError::NoRuntime) => None,
                 // The user named no library: not worth a warning.
-                Err(error) if std::env::var_os(LIBRARY).is_none() => {
+                Err(error) if std::env::var_os(LIBRARY_VARIABLE).is_none() => {
                     tracing::debug!("{error}");
                     None
                 }

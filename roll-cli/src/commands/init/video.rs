@@ -15,7 +15,7 @@ use super::{Interview, Place, context, open_model};
 
 /// Number of parameters above which a model counts as a published one, and not as a toy. A published model makes videos
 /// in few steps only if it is distilled.
-const PUBLISHED: f64 = 1e9;
+const MIN_PUBLISHED_PARAMETERS: f64 = 1e9;
 /// At most this many clips are probed for their size and length.
 const MAX_PROBED: usize = 500;
 /// `[height, width]` that is proposed for prompts without clips. Sizes with more pixels are not proposed.
@@ -57,7 +57,7 @@ impl Interview<'_, '_> {
         let Some(files) = self.ask_model_files()? else { return Ok(None) };
         let unit = self.ask_tokenizer(&files)?;
         let trains_on_clips = algorithm == "flow_matching";
-        if files.parameters > PUBLISHED {
+        if files.parameters > MIN_PUBLISHED_PARAMETERS {
             self.set_published(algorithm, &files, place)?;
         }
         let data = self.ask_data(trains_on_clips, unit)?;

@@ -10,7 +10,7 @@ use roll_core::{DType, Tensor};
 use crate::weights::{Change, ChangeOnRead, Checkpoint, Outputs, WeightsError, rewrite};
 
 use super::error::{LoraError, first_names, not_in_base};
-use super::layer_names::{flat, is_of_image_branch, official, parameter};
+use super::layer_names::{flat, is_of_image_branch, official, official_parameter};
 use super::read::layer_error;
 use super::{Difference, Layer, Lora};
 
@@ -208,7 +208,7 @@ impl<'a> BaseKeys<'a> {
         let with_names = base.keys().map(|key| {
             let name = match bare(key).rsplit_once('.') {
                 Some((layer, end @ ("weight" | "bias"))) => format!("{}_{end}", flat(&official(layer))),
-                _ => flat(&parameter(bare(key))),
+                _ => flat(&official_parameter(bare(key))),
             };
             (name, key)
         });

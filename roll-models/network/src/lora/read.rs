@@ -237,7 +237,7 @@ impl RawAdapter {
                 }
                 name
             }),
-            _ => layer_names::dotted(&key.layer),
+            _ => layer_names::official_of_dotted(&key.layer),
         };
         let layer = self.layers.entry(official.clone()).or_default();
         layer.name = key.layer.to_string();

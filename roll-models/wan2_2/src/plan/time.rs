@@ -115,7 +115,7 @@ impl Plan {
     /// Latent pixels that the tiles of the VAE compute, overlaps counted again, divided by those of the frame.
     fn tile_overlap(&self) -> f64 {
         let [_, height, width] = self.latent_size();
-        let tiles = |tiling: &Tiling| tiling.covered([height, width]) as f64 / (height * width).max(1) as f64;
+        let tiles = |tiling: &Tiling| tiling.covered_pixels([height, width]) as f64 / (height * width).max(1) as f64;
         self.video.tiling.as_ref().map_or(1.0, tiles)
     }
 

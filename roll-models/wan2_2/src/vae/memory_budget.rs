@@ -99,7 +99,7 @@ pub fn feature_cache_bytes(vae: &VaeConfig, tiling: Option<Tiling>, [h, w]: [usi
     let mut elements_per_latent = 0;
     for layer in vae.decoder_layers() {
         let cached_channels = match layer.kind {
-            LayerKind::Conv { input, .. } | LayerKind::Activated { input, .. } => input,
+            LayerKind::Conv { input, .. } | LayerKind::NormSiluConv { input, .. } => input,
             LayerKind::Upsample { input, doubles_time: true, .. } => input,
             // Without a cache.
             _ => 0,
