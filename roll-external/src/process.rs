@@ -172,10 +172,10 @@ pub fn open_files_limit() -> Option<u64> {
     {
         use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
         let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
-        let wanted = maximum.unwrap_or(MAX_OPEN_FILES).min(MAX_OPEN_FILES);
-        let raised = current.is_some_and(|current| current < wanted)
-            && setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), maximum }).is_ok();
-        if raised { Some(wanted) } else { current }
+        let new_limit = maximum.unwrap_or(MAX_OPEN_FILES).min(MAX_OPEN_FILES);
+        let is_raised = current.is_some_and(|current| current < new_limit)
+            && setrlimit(Resource::Nofile, Rlimit { current: Some(new_limit), maximum }).is_ok();
+        if is_raised { Some(new_limit) } else { current }
     }
     #[cfg(not(unix))]
     None

@@ -237,13 +237,13 @@ impl Repeats {
 
 fn check_url(section: &str, url: &str) -> Result<()> {
     let key = format!("{section}.url");
-    let wrong = || {
+    let invalid_url = || {
         let problem = format!("expected an address such as http://host:8000/ or https://..., found `{url}`");
         Error::config(&key, problem)
     };
-    let uri: Uri = url.parse().map_err(|_| wrong())?;
+    let uri: Uri = url.parse().map_err(|_| invalid_url())?;
     if !matches!(uri.scheme_str(), Some("http" | "https")) || uri.host().is_none_or(str::is_empty) {
-        return Err(wrong());
+        return Err(invalid_url());
     }
     if uri.authority().is_some_and(|authority| authority.as_str().contains('@')) {
         let problem = format!(

@@ -168,7 +168,7 @@ impl Factors {
 /// Interpolates chroma at the columns of one row of luma, from the two nearest rows of chroma. `blended` is scratch
 /// memory of the length of `near`. Values of `out` are offset by -128 and scaled by 2^[`CHROMA_BITS`].
 fn upsample(near: &[u8], far: &[u8], blended: &mut [i32], out: &mut [i32]) {
-    // A row of luma is a quarter of the distance of two rows of chroma away from the nearest one: weights 3/4 and 1/4.
+    // A row of luma lies a quarter of the distance between two rows of chroma from the nearer one: weights 3/4, 1/4.
     for ((blend, &near), &far) in blended.iter_mut().zip(near).zip(far) {
         *blend = 3 * i32::from(near) + i32::from(far) - 4 * 128;
     }

@@ -107,9 +107,9 @@ impl HostStore {
     /// Bytes that are always on the device, and bytes in host memory. In addition, the device holds two segments.
     pub fn bytes(&self) -> [usize; 2] {
         let small: usize = self.small.values().map(Weight::size).sum();
-        let on_device: usize = self.offloaded.values().map(|weight| weight.device_bytes).sum();
+        let scales: usize = self.offloaded.values().map(|weight| weight.device_bytes).sum();
         let on_host: usize = self.offloaded.values().map(|weight| weight.host_bytes).sum();
-        [small + on_device, on_host]
+        [small + scales, on_host]
     }
 
     /// Starts the copies of all offloaded weights of a segment.

@@ -59,10 +59,10 @@ impl<T> Prefetcher<T> {
         let segment = match state.pending.take() {
             // The prediction was right.
             Some((guess, pending)) if guess == name => receive(name, pending)?,
-            Some((_, wrong)) => {
+            Some((_, wrong_segment)) => {
                 // The wrong segment is awaited and dropped before the right one is fetched. Its error, if any, is
                 // ignored: it was not requested.
-                drop(wrong.recv());
+                drop(wrong_segment.recv());
                 receive(name, fetch(name)?)?
             }
             // Nothing is in flight.

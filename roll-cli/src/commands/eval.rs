@@ -53,7 +53,7 @@ struct Comparison {
     better: u64,
     /// Number of starts on which it was worse.
     worse: u64,
-    /// Probability of at least such a division by chance: the two-sided sign test.
+    /// Probability that chance alone divides the starts at least as unequally: the two-sided sign test.
     sign_test: f64,
 }
 
@@ -96,9 +96,9 @@ pub fn eval(args: Eval) -> Result<()> {
 /// The configuration keys that the command's own arguments set.
 fn keys(args: &Eval) -> Vec<KeyValue> {
     let text = |path: &Path| path.to_string_lossy().into_owned();
-    // Without this, only some episodes are recorded.
-    let all = usize::MAX >> 1;
-    let mut keys = vec![KeyValue { key: "algo.saved_trajectories", value: all.to_string(), origin: "roll eval" }];
+    // Without this, only some episodes are recorded. The largest signed integer stands for all.
+    let all_episodes = (usize::MAX >> 1).to_string();
+    let mut keys = vec![KeyValue { key: "algo.saved_trajectories", value: all_episodes, origin: "roll eval" }];
     // Several samples of the likeliest tokens would be the same.
     let temperature = args.temperature.or(args.samples.filter(|samples| *samples > 1).map(|_| 1.0));
     let given = [
@@ -124,11 +124,11 @@ fn evaluate(
     episodes: &mut Vec<Json>,
 ) -> Result<(Vec<Headline>, ModelResult)> {
     let name = if adapters.is_empty() { BASE.to_string() } else { adapters.join(" + ") };
-    let mut without_adapter = loaded.clone();
+    let mut model_config = loaded.clone();
     if adapters.is_empty() {
-        without_adapter.config.model.options.remove("lora_checkpoint");
+        model_config.config.model.options.remove("lora_checkpoint");
     }
-    let mut model = open_model(&without_adapter, registry, context, adapters)?;
+    let mut model = open_model(&model_config, registry, context, adapters)?;
     let progress = Spinner::new(&name);
     let begun = Instant::now();
     let (headlines, Validation { metrics, records, .. }) =

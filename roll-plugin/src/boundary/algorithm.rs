@@ -133,7 +133,7 @@ pub(super) struct RemoteAlgorithm {
     pub(super) remote: Remote,
 }
 
-/// Where an algorithm has its samples from: [`Samples`] in the form in which it crosses the boundary.
+/// The source of an algorithm's samples: [`Samples`] in the form in which it crosses the boundary.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum DataSource {

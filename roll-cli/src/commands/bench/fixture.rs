@@ -145,7 +145,7 @@ fn random_weights(
         if let (Some(codes), &[rows, columns]) = (&codes, &*shape)
             && name.starts_with("blocks.")
         {
-            let matrix = ScaledMatrix::new(codes.rows([rows, columns])?, device);
+            let matrix = ScaledMatrix::new(codes.matrix([rows, columns])?, device);
             return Ok((name, Weight::from_scaled(matrix)));
         }
         let values = random_tensor(&name, shape, dtype, device);
@@ -181,7 +181,7 @@ impl Codes {
     }
 
     /// A matrix of `[rows, columns]`. Its deviation is 1 / sqrt(columns), which are the inputs of the product.
-    fn rows(&self, [rows, columns]: [usize; 2]) -> Result<ScaledRows> {
+    fn matrix(&self, [rows, columns]: [usize; 2]) -> Result<ScaledRows> {
         let (codes, count) = (self.0.codes(), rows * columns);
         let mut repeated = codes.repeat(count.div_ceil(codes.len()));
         repeated.truncate(count);

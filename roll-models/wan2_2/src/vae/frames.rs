@@ -171,7 +171,7 @@ impl<'a> ChunkAccumulator<'a> {
         Ok(())
     }
 
-    /// Copies the pending results to the host: whole frames in the background, others at once.
+    /// Copies the pending results to the host: whole frames in the background, other windows at once.
     fn flush(&mut self) -> Result<()> {
         self.add_in_flight()?;
         let pending = std::mem::take(&mut self.pending);
@@ -180,7 +180,7 @@ impl<'a> ChunkAccumulator<'a> {
         let ends = pending.iter().map(|(window, _)| window.frames.end);
         let next_starts = pending.iter().skip(1).map(|(window, _)| window.frames.start);
         let are_consecutive = ends.zip(next_starts).all(|(end, next_start)| end == next_start);
-        // The values of such frames are contiguous in the volume.
+        // Only whole, consecutive frames are contiguous in the volume.
         if !(self.volume.frames_first && are_consecutive && all_have_whole_frames) {
             for (window, x) in pending {
                 self.volume.add(&mut self.values, &window, to_host(x)?.f32s()?, None);

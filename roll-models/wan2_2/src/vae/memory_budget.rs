@@ -48,12 +48,12 @@ impl MemoryBudget {
 
     /// The number of checkpoints for this tiling: `DEFAULT_CHECKPOINTS`, whose memory `occupied` includes, and as many
     /// more as fit into half of the memory that is left. The other half is a reserve for uncounted memory. The result
-    /// is limited by the number of chunks (latent frames), see `limited`.
+    /// is limited by the number of chunks (latent frames), see `clamped_checkpoints`.
     pub fn checkpoints(&self, vae: &VaeConfig, tiling: Option<Tiling>, latents: [usize; 3]) -> usize {
         let [chunks, h, w] = latents;
         let left = self.bytes.saturating_sub(self.occupied(vae, tiling, latents));
         let more = left / 2 / feature_cache_bytes(vae, tiling, [h, w], self.element_size).max(1);
-        limited(DEFAULT_CHECKPOINTS + more, chunks)
+        clamped_checkpoints(DEFAULT_CHECKPOINTS + more, chunks)
     }
 
     /// Bytes of the recorded steps, the decoder and its pullback.
@@ -65,16 +65,16 @@ impl MemoryBudget {
 }
 
 /// The number of checkpoints if they lie in host memory: as many as fit into half of the memory that is free now,
-/// limited by the number of chunks (see `limited`). The result is `DEFAULT_CHECKPOINTS` if the system does not report
+/// limited by the number of chunks (see `clamped_checkpoints`). The result is `DEFAULT_CHECKPOINTS` if the system does not report
 /// its memory. `checkpoint_bytes` is the size of one checkpoint.
 pub fn checkpoints_in_host_memory(chunks: usize, checkpoint_bytes: usize) -> usize {
     let fitting = free_host_memory().unwrap_or(0) / 2 / checkpoint_bytes.max(1);
-    limited(fitting, chunks)
+    clamped_checkpoints(fitting, chunks)
 }
 
 /// Limits a number of checkpoints to the number of states, which is `chunks` minus one. The result is never below
 /// `DEFAULT_CHECKPOINTS`, even if there are fewer states.
-fn limited(checkpoints: usize, chunks: usize) -> usize {
+fn clamped_checkpoints(checkpoints: usize, chunks: usize) -> usize {
     let states = chunks.saturating_sub(1);
     checkpoints.clamp(DEFAULT_CHECKPOINTS, states.max(DEFAULT_CHECKPOINTS))
 }

@@ -219,7 +219,7 @@ pub(super) fn binary(spec: &mut OperatorSpec) -> Built {
         other => return Err(format!("{other} is not a function of two elements").into()),
     };
     spec.check_arity(inputs, 1)?;
-    let second_constant = spec.constant_if_known(1);
+    let second_constant = spec.constant_if_not_computed(1);
     let power = match (binary, second_constant) {
         (Binary::Pow, Some(exponent)) => match (&exponent.value, exponent.floats.as_deref()) {
             (_, Some([power])) => Some(*power),
