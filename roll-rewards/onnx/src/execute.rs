@@ -12,7 +12,7 @@ const PER_INPUT_ELEMENT: usize = 256;
 /// Number of elements that a value may have for any input: 64 MiB of f32.
 const FOR_ANY_INPUT: usize = 1 << 24;
 /// Greatest number of elements of all values in a run together, as a multiple of the limit for one value.
-const MAX_TOTAL_FACTOR: usize = 16;
+const TOTAL_FACTOR: usize = 16;
 
 /// Computes the outputs `wanted_outputs` (indices into the graph's outputs) for `inputs`, one per input of the graph.
 ///
@@ -24,7 +24,7 @@ pub(super) fn execute(
     items: Option<usize>,
 ) -> Result<Vec<Value>, OnnxError> {
     let element_limit = element_limit(graph, inputs);
-    let mut budget = element_limit.saturating_mul(MAX_TOTAL_FACTOR);
+    let mut budget = element_limit.saturating_mul(TOTAL_FACTOR);
     // A guard: the limit applies until the end of this function.
     let _limit = ElementLimit::new(element_limit);
     let wanted_slots = &graph.outputs[wanted_outputs];
@@ -44,7 +44,7 @@ pub(super) fn execute(
         };
         let computed: usize = outputs.iter().map(element_count).sum();
         budget = budget.checked_sub(computed).ok_or_else(|| {
-            let problem = format!("the values up to here have more than {MAX_TOTAL_FACTOR} times {element_limit} elements");
+            let problem = format!("the values up to here have more than {TOTAL_FACTOR} times {element_limit} elements");
             graph.node_error(node, problem.into())
         })?;
         for (slot, value) in node.outputs.iter().zip(outputs) {

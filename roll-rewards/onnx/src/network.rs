@@ -129,6 +129,6 @@ impl Network {
                 runs.push(to_device_nd(output, self.model.device())?);
             }
         }
-        runs_by_output.into_iter().map(|runs| self.model.stacked(runs)).collect()
+        runs_by_output.into_iter().map(|runs| self.model.stack_floats(runs)).collect()
     }
 }

@@ -71,17 +71,17 @@ impl Network {
         if can_check {
             found.open("algo", || algorithm.check(model.as_mut(), reward));
         }
-        self::attach(strategy.as_mut(), model.as_mut(), config, found);
+        attach_model(strategy.as_mut(), model.as_mut(), config, found);
     }
 
     /// Attaches the model of a run whose algorithm cannot be made.
     pub fn attach(&mut self, config: &RunConfig, found: &mut Findings) {
-        self::attach(self.strategy.as_mut(), self.model.as_mut(), config, found);
+        attach_model(self.strategy.as_mut(), self.model.as_mut(), config, found);
     }
 }
 
 /// Attaches the model to the strategy, with the optimizer of the configuration.
-fn attach(strategy: &mut dyn Strategy, model: &mut dyn Model, config: &RunConfig, found: &mut Findings) {
+fn attach_model(strategy: &mut dyn Strategy, model: &mut dyn Model, config: &RunConfig, found: &mut Findings) {
     found.open("run", || strategy.attach(model, &config.training.optimizer()));
 }
 

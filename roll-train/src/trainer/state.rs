@@ -38,7 +38,7 @@ pub(super) fn adapter_files(checkpoint: &Checkpoint) -> Vec<PathBuf> {
 impl Trainer {
     /// Resumes from a checkpoint of this configuration, on any number of ranks.
     pub fn resume(&mut self, from: &Checkpoint) -> Result<()> {
-        // The average comes first, because this leaves the averaged parameters in the model.
+        // The average comes first, because restoring it leaves the averaged parameters in the model.
         self.restore_average(from)?;
         self.model.import_adapter(&adapters(from, None)?)?;
         self.strategy.load_state(&roll_weights::Checkpoint::open(from.file(OPTIMIZER_FILE)?)?.all()?)?;

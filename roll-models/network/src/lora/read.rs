@@ -242,7 +242,8 @@ impl RawAdapter {
         let layer = self.layers.entry(official_name.clone()).or_default();
         layer.name = key.layer.to_string();
         let twice = |part: &str| {
-            let problem = format!("the {part} of the layer `{official_name}` appears twice, the second time as `{text}`");
+            let layer = &official_name;
+            let problem = format!("the {part} of the layer `{layer}` appears twice, the second time as `{text}`");
             Err(LoraError::invalid(path, problem))
         };
         if layer.parts.iter().any(|(part, _)| *part == key.part) {

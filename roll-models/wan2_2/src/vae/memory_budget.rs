@@ -65,8 +65,8 @@ impl MemoryBudget {
 }
 
 /// The number of checkpoints if they lie in host memory: as many as fit into half of the memory that is free now,
-/// limited by the number of chunks (see `clamped_checkpoints`). The result is `DEFAULT_CHECKPOINTS` if the system does not report
-/// its memory. `checkpoint_bytes` is the size of one checkpoint.
+/// limited by the number of chunks (see `clamped_checkpoints`). The result is `DEFAULT_CHECKPOINTS` if the system does
+/// not report its memory. `checkpoint_bytes` is the size of one checkpoint.
 pub fn checkpoints_in_host_memory(chunks: usize, checkpoint_bytes: usize) -> usize {
     let fitting = free_host_memory().unwrap_or(0) / 2 / checkpoint_bytes.max(1);
     clamped_checkpoints(fitting, chunks)
