@@ -161,13 +161,13 @@ pub fn limit_memory(further_bytes: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Largest limit that [`open_files_limit`] sets: some programs close every descriptor below it when they start.
+/// Largest limit that [`raise_open_files_limit`] sets: some programs close every descriptor below it when they start.
 #[cfg(unix)]
 const MAX_OPEN_FILES: u64 = 1 << 16;
 
 /// Raises the number of files that this process may have open to the most that the system permits, but to no more than
 /// 65,536, and returns the limit. `None`: there is no limit, or the system is no Unix.
-pub fn open_files_limit() -> Option<u64> {
+pub fn raise_open_files_limit() -> Option<u64> {
     #[cfg(unix)]
     {
         use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};

@@ -152,12 +152,12 @@ pub struct Repeats {
 
 /// The reason why a request has no answer after its repetitions.
 #[derive(Debug, thiserror::Error)]
-#[error("no answer from {peer} (attempts: {times}): {problem}")]
+#[error("no answer from {peer} (attempts: {attempts}): {problem}")]
 pub struct Unanswered {
     /// The service, as errors name it.
     pub peer: String,
     /// Number of attempts.
-    pub times: u32,
+    pub attempts: u32,
     /// The reason of the last attempt.
     pub problem: String,
     /// Whether the service rejected the request as such.
@@ -230,7 +230,7 @@ impl Repeats {
                 | NoAnswer::Rejected(problem)
                 | NoAnswer::Permanent(problem) => problem,
             };
-            return Err(Unanswered { peer: peer.into(), times: attempts, problem, was_rejected });
+            return Err(Unanswered { peer: peer.into(), attempts, problem, was_rejected });
         }
     }
 }

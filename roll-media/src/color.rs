@@ -108,9 +108,9 @@ pub(crate) fn to_rgb(yuv: Yuv420<'_>, matrix: Matrix) -> Picture {
         // The rows of chroma nearest to and second nearest to the row of luma.
         let near = row / 2;
         let far = if row % 2 == 0 { near.saturating_sub(1) } else { (near + 1).min(h / 2 - 1) };
-        for (plane, full) in [(yuv.u, &mut u), (yuv.v, &mut v)] {
+        for (plane, upsampled) in [(yuv.u, &mut u), (yuv.v, &mut v)] {
             let line = |r: usize| &plane[r * yuv.uv_stride..][..w / 2];
-            upsample(line(near), line(far), &mut blended, full);
+            upsample(line(near), line(far), &mut blended, upsampled);
         }
         convert_row(&yuv.y[row * yuv.y_stride..][..w], &u, &v, &factors, out);
     }

@@ -224,9 +224,9 @@ pub trait Conv2dKernel: Backend {
             Epilogue::HardSwish => (z.clone() * hard_sigmoid(z.clone())).0,
         };
         let saved = match call.epilogue {
-            // Their slope is computed from the result.
+            // The derivatives of these are computed from the result.
             Epilogue::Relu | Epilogue::Clip(..) | Epilogue::Sigmoid => y.clone(),
-            // Their slope is computed from the sum. (`Nothing` has returned above.)
+            // The derivatives of these are computed from the sum. (`Nothing` has returned above.)
             Epilogue::Nothing | Epilogue::Slopes | Epilogue::Silu | Epilogue::HardSwish => z.0,
         };
         (y, is_recorded.then_some(saved))

@@ -51,7 +51,7 @@ const BEAT: Duration = Duration::from_secs(5);
 const SILENCE: Duration = Duration::from_secs(25);
 /// How long rank 0 waits at the end for the other processes to receive their last results.
 const GRACE: Duration = Duration::from_secs(5);
-/// Interval at which rank 0 then checks whether they have received them.
+/// Interval of rank 0's checks during this wait.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// The place of a process in a job.

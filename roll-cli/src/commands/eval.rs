@@ -96,12 +96,12 @@ pub fn eval(args: Eval) -> Result<()> {
 /// The configuration keys that the command's own arguments set.
 fn keys(args: &Eval) -> Vec<KeyValue> {
     let text = |path: &Path| path.to_string_lossy().into_owned();
-    // Without this, only some episodes are recorded. The largest signed integer stands for all.
+    // Without this, only some episodes are recorded. The largest signed integer means all of them.
     let all_episodes = (usize::MAX >> 1).to_string();
     let mut keys = vec![KeyValue { key: "algo.saved_trajectories", value: all_episodes, origin: "roll eval" }];
     // Several samples of the likeliest tokens would be the same.
     let temperature = args.temperature.or(args.samples.filter(|samples| *samples > 1).map(|_| 1.0));
-    let given = [
+    let arguments = [
         ("model.model_path", args.model_path.clone(), "--model-path"),
         ("algo.val_batch_size", args.episodes.map(|n| n.to_string()), "--episodes"),
         ("algo.val_group_size", args.samples.map(|n| n.to_string()), "--samples"),
@@ -110,7 +110,7 @@ fn keys(args: &Eval) -> Vec<KeyValue> {
         ("env.validation_path", args.questions.as_deref().map(text), "--questions"),
     ];
     keys.extend(
-        given.into_iter().filter_map(|(key, value, origin)| value.map(|value| KeyValue { key, value, origin })),
+        arguments.into_iter().filter_map(|(key, value, origin)| value.map(|value| KeyValue { key, value, origin })),
     );
     keys
 }

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Error, Fault};
 
-/// The reason why a collective failed. The ranks of the job no longer make the same calls after it, and the
+/// The reason why a collective failed. After such a failure the ranks no longer make the same calls, and the
 /// job is over.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, thiserror::Error)]
 #[non_exhaustive]

@@ -240,8 +240,8 @@ fn open_dit(
     open().in_section("model").while_doing(|| reading(file))
 }
 
-/// Shards the tokens of the passes of `dit` between `ranks`. Fails if the number of ranks does not divide
-/// the number of heads.
+/// Shards the tokens of the passes of `dit` between `ranks`. Fails if the number of ranks does not divide the
+/// number of heads.
 fn sharding_tokens(dit: Dit, ranks: Arc<dyn Communicator>) -> Result<Dit> {
     let (heads, count) = (dit.config().heads, ranks.world_size());
     if !heads.is_multiple_of(count) {
@@ -254,7 +254,7 @@ fn sharding_tokens(dit: Dit, ranks: Arc<dyn Communicator>) -> Result<Dit> {
 }
 
 /// Sets the trained part of `dit`, the expert `name`: the layers of `adapters` with their values or, without adapters,
-/// the part that the options select. `trained_experts` are their names.
+/// the part that the options select. `trained_experts` names the experts that are trained.
 fn set_trained_part(
     dit: &mut Dit,
     name: &str,

@@ -127,8 +127,8 @@ fn check_all_ranks_train(
     ranks: &dyn Communicator,
     registry: &Registry,
 ) -> Result<()> {
-    let (all, known) = (ranks.world_size(), strategy.ranks().all.world_size());
-    if all == known {
+    let (process_count, trained_count) = (ranks.world_size(), strategy.ranks().all.world_size());
+    if process_count == trained_count {
         return Ok(());
     }
     let trains_on_all =
@@ -137,7 +137,8 @@ fn check_all_ranks_train(
     let names = strategies.map(|entry| entry.name).filter(|name| trains_on_all(name));
     let remedies: Vec<String> = names.map(|name| format!("`{name}`")).collect();
     let problem = format!(
-        "the job has {all} processes, and the strategy `{name}` trains on {known}; these train on all: {}",
+        "the job has {process_count} processes, and the strategy `{name}` trains on {trained_count}; these train on \
+         all: {}",
         remedies.join(", ")
     );
     Err(Error::config("strategy.name", problem))

@@ -85,8 +85,8 @@ impl Tally {
         self.clamped += values.iter().filter(|v| v.abs() >= 1.0).count() as u64;
     }
 
-    /// Joins the tallies of all ranks in the order of the ranks, which is the order of the samples. The metrics
-    /// of the joined tally equal those of one rank with all samples.
+    /// Joins the tallies of all ranks in the order of the ranks, which is the order of the samples. The metrics of
+    /// the joined tally equal those of one rank with all samples.
     pub(super) fn joined(&self, ranks: &dyn Communicator) -> Result<Self> {
         let mut all = Self::default();
         for tally in communicator::join(ranks, self)? {

@@ -406,17 +406,17 @@ fn check_rows(sets: &[Rows<'_>], config: &RunConfig, clips: &ClipConfig, clip_us
 /// Counts the evaluated rows that are trained on, too.
 fn count_seen(clips: &ClipConfig, train: &Metadata, unseen: &Metadata, found: &mut Findings) -> usize {
     let count = clips.evaluation.samples.unwrap_or(usize::MAX).min(unseen.rows.len());
-    let both = unseen.rows_in(train, count);
+    let rows_in_both = unseen.rows_in(train, count);
     found.note("evaluation", || {
-        both.first().map(|first| {
+        rows_in_both.first().map(|first| {
             format!(
                 "{} of {count} of `evaluation.metadata` are trained on, too, first {}: they say nothing of others",
-                counted(both.len() as u64, "row"),
+                counted(rows_in_both.len() as u64, "row"),
                 unseen.location(first)
             )
         })
     });
-    both.len()
+    rows_in_both.len()
 }
 
 /// Fails if clips are evaluated.

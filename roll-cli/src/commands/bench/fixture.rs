@@ -185,6 +185,7 @@ impl Codes {
         let (codes, count) = (self.0.codes(), rows * columns);
         let mut repeated = codes.repeat(count.div_ceil(codes.len()));
         repeated.truncate(count);
+        // The scale of the first row serves for all rows.
         let scale = self.0.scales()[0] / (columns as f32).sqrt();
         ScaledRows::new(self.0.kind(), repeated, vec![scale], [rows, columns])
     }

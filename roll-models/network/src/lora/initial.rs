@@ -35,8 +35,8 @@ pub struct InitialAdapter {
 }
 
 impl InitialAdapter {
-    /// Adds up one or several adapters of one network, which has these `linear_layers`. Fails if
-    /// the configuration requests another rank, alpha or set of layers than the files have.
+    /// Adds up one or several adapters of one network, which has these `linear_layers`. Fails if the configuration
+    /// requests another rank, alpha or set of layers than the files have.
     pub fn new(adapters: Vec<OpenedAdapter>, request: &LoraRequest, linear_layers: &[String]) -> Result<Self> {
         let files: Vec<String> = adapters.iter().map(|adapter| adapter.path.display().to_string()).collect();
         let files = files.join(", ");

@@ -186,9 +186,9 @@ fn is_same_alpha(found: f64, expected: f64) -> bool {
 /// The adapter of one transformer.
 #[derive(Clone, Debug, Default)]
 pub struct Lora {
-    /// The transformer, if the tensor names tell it.
+    /// The transformer, if the tensor names identify it.
     pub expert: Option<Expert>,
-    /// The transformer that the adapter was trained for, if the header tells it ([`about`]).
+    /// The transformer that the adapter was trained for, if the header names it ([`about`]).
     pub trained_for: Option<Expert>,
     /// Low-rank additions by the name of the layer.
     pub layers: BTreeMap<String, Layer>,
@@ -246,7 +246,7 @@ impl Lora {
         }
     }
 
-    /// The transformer that the adapter is for, if the file tells it.
+    /// The transformer that the adapter is for, if the file identifies it.
     pub fn target_expert(&self) -> Option<Expert> {
         self.expert.or(self.trained_for)
     }

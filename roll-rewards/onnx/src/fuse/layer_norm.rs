@@ -11,7 +11,7 @@ use super::{Fusion, constant, only_output};
 /// compute a layer norm.
 ///
 /// The chain is followed backwards from the Sqrt to `x`, then forwards to the result. Names that end in `_node` are
-/// indices of nodes, all other names are slots of values.
+/// indices of nodes, the names of tensors are slots of values.
 pub fn layer_norm_at(graph_index: &GraphIndex, index: usize) -> Option<Fusion> {
     let node = |index: usize| &graph_index.graph.nodes[index];
     let sqrt_node = index;

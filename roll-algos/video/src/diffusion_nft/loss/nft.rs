@@ -79,7 +79,7 @@ impl Nft {
         Ok(())
     }
 
-    /// r of a sample: `A / bound / 2 + 1 / 2`, clamped to 0 to 1. A is the value of the clamped advantage by `mode`.
+    /// r of a sample: `A / bound / 2 + 1 / 2`, clamped to [0, 1]. A is the advantage, clamped and mapped by `mode`.
     pub fn share(&self, advantage: f64) -> f64 {
         let bounded = self.mode.of(advantage.clamp(-self.bound, self.bound));
         (bounded / self.bound / 2.0 + 0.5).clamp(0.0, 1.0)

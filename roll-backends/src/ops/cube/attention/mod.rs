@@ -93,8 +93,8 @@ fn flash_is_correct(like: &CubeTensor, call: AttentionCall) -> bool {
     })
 }
 
-/// Compares the flash kernel with [`blocks`], at lengths that are multiples of a cube's rows and at other lengths, with
-/// values beyond the range of f16. Returns a description of the difference, or `None`.
+/// Compares the flash kernel with [`blocks`], at lengths that are multiples of the queries per cube and at other
+/// lengths, with values beyond the range of f16. Returns a description of the difference, or `None`.
 fn disagreement<R: Routine<Strategy = ()>>(like: &CubeTensor, width: usize, causal: bool) -> Option<String> {
     const HEADS: usize = 2;
     const BEYOND_F16: f32 = 2e5;

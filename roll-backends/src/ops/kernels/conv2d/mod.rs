@@ -28,8 +28,8 @@ pub use self::epilogue::KernelEpilogue;
 pub use self::passes::Conv2dShape;
 
 /// The operands of a forward or backward pass: it reads x, of shape `[items, inputs, read]`, and writes y, of shape
-/// `[items, outputs, written]`. In a backward pass, x holds the cotangents of the convolution's sums,
-/// or of its result if the pass also pulls the epilogue back.
+/// `[items, outputs, written]`. In a backward pass, x holds the cotangents of the convolution's sums, or of
+/// its result if the pass also pulls the epilogue back.
 struct Call<'a, 'p> {
     items: usize,
     /// Number of channel groups.
@@ -103,8 +103,8 @@ impl BackwardWeights {
         if winograd::applies(shape) {
             return Self::Winograd(winograd::pack(shape, weight, ConvKind::Transposed));
         }
-        // One pass per phase (padded position modulo stride). The taps of a pass depend on its phase only. The
-        // passes for an input of the stride's size, without padding, have all phases in order.
+        // One pass per phase (padded position modulo stride). The taps of a pass depend on its phase only. The passes
+        // for an input of the stride's size, without padding, have all phases in order.
         let passes = Conv2dShape { size: shape.stride, before: [0; 2], ..shape }.backward();
         Self::Tiles(passes.iter().map(|pass| tiles::pack_backward(shape, pass, weight)).collect())
     }

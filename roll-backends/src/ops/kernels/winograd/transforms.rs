@@ -131,8 +131,8 @@ fn patches_avx2(rows: [&[f32; SPAN]; 4], out: &mut [f32], element_stride: usize)
             let d = _mm256_shuffle_ps::<0b11_01_11_01>(low_2, high_2);
             // The horizontal transform, the product with B.
             let across = [_mm256_sub_ps(a, c), _mm256_add_ps(b, c), _mm256_sub_ps(c, b), _mm256_sub_ps(b, d)];
-            for (c, across) in across.into_iter().enumerate() {
-                let out = &mut out[(4 * r + c) * element_stride + first..][..HALF];
+            for (column, across) in across.into_iter().enumerate() {
+                let out = &mut out[(4 * r + column) * element_stride + first..][..HALF];
                 // SAFETY: these are eight numbers.
                 unsafe { _mm256_storeu_ps(out.as_mut_ptr(), in_order(across)) };
             }
