@@ -160,7 +160,7 @@ fn solved_by_start(records: &[Json]) -> BTreeMap<String, f64> {
     outcomes.into_iter().map(|(seed, values)| (seed, mean(values))).collect()
 }
 
-/// Compares two models on the starts that both have played; `None` if there are none.
+/// Compares two models on the starts that both have played; `None` if they share no start.
 fn compared(base: &ModelResult, adapted: &ModelResult) -> Option<Comparison> {
     let played = base.solved.iter().filter_map(|(seed, before)| Some([*before, *adapted.solved.get(seed)?]));
     let pairs: Vec<[f64; 2]> = played.collect();
