@@ -256,8 +256,8 @@ impl Registry {
         Self::new(entries)
     }
 
-    /// Adds the components of a plugin. Fails if a name of one kind then occurs twice, unless `replaces` lets the
-    /// plugin's components take the place of linked ones.
+    /// Adds the components of a plugin. Fails if two components would have one kind and name, unless `replaces`
+    /// lets the plugin's components take the place of linked ones.
     pub fn with_components(self, components: &[&'static Registration], replaces: Replaces) -> Result<Self> {
         let mut entries = self.entries;
         for new in components {

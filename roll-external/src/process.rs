@@ -41,12 +41,12 @@ impl ChildGroup {
         Ok(Self { child, status: None })
     }
 
-    /// The child, for access to its pipes. Do not call `wait` on it, because its group would then not be killed.
+    /// The child, for access to its pipes. Do not call `wait` on it: its group would not be killed.
     pub fn child(&mut self) -> &mut Child {
         &mut self.child
     }
 
-    /// The exit status, if the child has ended; the rest of its group is then killed.
+    /// The exit status, if the child has ended. In that case the rest of its group is killed.
     pub fn try_wait(&mut self) -> io::Result<Option<ExitStatus>> {
         if self.status.is_none() && has_ended(&mut self.child)? {
             kill_group(&mut self.child);

@@ -182,7 +182,7 @@ fn upsample(near: &[u8], far: &[u8], blended: &mut [i32], out: &mut [i32]) {
 
 /// Converts a row to RGB. `u` and `v` are in the form that [`upsample`] writes.
 fn convert_row(y: &[u8], u: &[i32], v: &[i32], factors: &Factors, out: &mut [u8]) {
-    // Added before the shift, which then rounds to the nearest byte.
+    // Added before the shift, so that the shift rounds to the nearest byte.
     let half = 1 << (FACTOR_BITS - 1);
     let byte = |x: i32| (x >> FACTOR_BITS).clamp(0, 255) as u8;
     for (((pixel, &y), &u), &v) in out.chunks_exact_mut(3).zip(y).zip(u).zip(v) {

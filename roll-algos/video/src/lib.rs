@@ -2,8 +2,8 @@
 //! data that their runs train on.
 //!
 //! An algorithm composes values and pullbacks of a model and a reward; it sees no device and no autodiff graph.
-//! [`rows`] are the clips and prompts of `data.metadata`. [`task`] is the task of runs on them: it deals rows out to
-//! the algorithm, evaluates, and looks for reward hacking. Both come with the feature `task`; a plugin uses the
+//! [`rows`] are the clips and prompts of `data.metadata`. [`task`] is the task of runs on these rows: it deals rows
+//! out to the algorithm, evaluates, and looks for reward hacking. Both come with the feature `task`; a plugin uses the
 //! algorithms alone.
 //!
 //! *What it is not*: a trainer (`roll-train` has steps, checkpoints and metrics), and it imports no model and no

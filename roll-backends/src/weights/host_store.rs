@@ -128,7 +128,7 @@ impl WeightStore for HostStore {
     fn segment(&self, prefix: &str) -> Result<Weights> {
         let should_prefetch_next = true;
         let in_flight = self.prefetcher.segment(prefix, should_prefetch_next, |prefix| {
-            // The copies run in the background already, so that their list is sent at once.
+            // The copies already run in the background, so the list of copies is sent at once.
             let (send, pending) = mpsc::channel();
             // Cannot fail: the receiver is alive.
             send.send(self.begin_uploads(prefix)).unwrap_or(());

@@ -86,7 +86,10 @@ impl Track {
             })?;
             descriptions[index] = description(entry)?;
         }
-        let edits = track.child(b"edts")?.map(|edits| edits.child(b"elst")).transpose()?.flatten();
+        let edits = match track.child(b"edts")? {
+            Some(edts) => edts.child(b"elst")?,
+            None => None,
+        };
         let movie_timescale = moov.child(b"mvhd")?.and_then(timescale).unwrap_or(DEFAULT_MOVIE_TIMESCALE);
         let timeline = Timeline::read(
             tables,

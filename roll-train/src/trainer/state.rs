@@ -21,7 +21,7 @@ use crate::task::{TaskState, remove_up_to};
 const OPTIMIZER_FILE: &str = "trainer/optimizer.safetensors";
 
 /// The weight files in a checkpoint that evaluations use, and that a person would use: the trained adapters, or the
-/// experts if all their weights are trained. If the run keeps averaged parameters, these.
+/// experts if all their weights are trained. If the run keeps averaged parameters, the files have the averages.
 pub(super) fn adapter_files(checkpoint: &Checkpoint) -> Vec<PathBuf> {
     let weight_files_in = |directory: Option<&str>| -> Vec<PathBuf> {
         let names = checkpoint.manifest().files.keys();

@@ -121,7 +121,7 @@ fn streamed(shapes: Vec<(String, Vec<usize>)>, dtype: DType, device: &Device) ->
 }
 
 /// Chunking of the VAE, without tiling. By default the decoder's pull keeps the caches of all chunks on a GPU, and the
-/// usual number of them on the CPU.
+/// usual number of caches on the CPU.
 fn chunking(preset: &Preset<'_>, device: &Device) -> Chunking {
     let offload = preset.args.offload && is_gpu(device);
     let checkpoints = match (preset.args.vae_checkpoints, is_gpu(device)) {

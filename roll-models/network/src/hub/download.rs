@@ -110,7 +110,7 @@ impl<'a> Download<'a> {
     /// Downloads the files that the cache lacks, from the revision of the cached snapshot, or from `main`.
     ///
     /// Only one process downloads a model at a time. A process that had to wait returns without a download if `is_done`
-    /// then returns true.
+    /// returns true after the wait.
     pub(super) fn run(&self, is_done: impl Fn() -> Result<bool, HubError>) -> Result<(), HubError> {
         let cache_error = |e: io::Error| self.failed(self.model, e.into());
         fs::create_dir_all(self.repository.join("refs")).map_err(cache_error)?;
@@ -260,8 +260,8 @@ impl<'a> Download<'a> {
         Err(ureq::Error::TooManyRedirects)
     }
 
-    /// Writes the body to `part` from byte `start` on. Fails unless the file then has `size` bytes. `name` is for the
-    /// log.
+    /// Writes the body to `part` from byte `start` on. Fails unless the file has `size` bytes in the end. `name` is for
+    /// the log.
     fn receive(&self, mut response: Response<Body>, part: &Path, start: u64, size: u64, name: &str) -> Result<()> {
         let megabytes = size / 1_000_000;
         tracing::info!(model = self.model, file = name, megabytes, "downloading");

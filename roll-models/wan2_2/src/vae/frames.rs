@@ -86,7 +86,7 @@ impl<'a> ChunkReader<'a> {
         }
     }
 
-    /// Returns the frames of the copy that transfers chunk `number`: the number of the first frame, and the values of
+    /// Returns the frames of the copy that transfers chunk `number`: the index of the first frame, and the values of
     /// all frames in the volume's order of axes.
     fn copied_with(&mut self, number: usize) -> (usize, Burn<4>) {
         let first_chunk = number / self.chunks_per_copy * self.chunks_per_copy;
@@ -124,7 +124,7 @@ pub(super) struct ChunkAccumulator<'a> {
     chunks_per_copy: usize,
     /// Results that are not copied to the host yet.
     pending: Vec<(Window, Burn<4>)>,
-    /// Whole consecutive frames on their way to the host: the number of the first frame, and the values of all.
+    /// Whole consecutive frames on their way to the host: the index of the first frame, and the values of all frames.
     in_flight: Option<(usize, Offloaded)>,
 }
 
