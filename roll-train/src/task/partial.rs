@@ -17,7 +17,7 @@ use crate::parameters::for_each_part;
 use crate::run_dir::RunDir;
 
 /// Number of parameters that are read at a time. A larger tensor is read whole.
-const VALUES_PER_PART: usize = 1 << 24;
+const VALUES_OF_PART: usize = 1 << 24;
 
 /// The results of one step that are on disk.
 pub struct PartialResults<'a> {
@@ -49,7 +49,7 @@ pub fn key(config: &RunConfig, checks: &[&RewardComponent], model: &mut dyn Mode
     let mut fingerprint = Fingerprint::new("evaluation, checks apart")
         .text("version", env!("CARGO_PKG_VERSION"))
         .text("settings", settings);
-    for_each_part(model, VALUES_PER_PART, |values| fingerprint = fingerprint.clone().f32s("parameters", values))?;
+    for_each_part(model, VALUES_OF_PART, |values| fingerprint = fingerprint.clone().f32s("parameters", values))?;
     Ok(fingerprint.finish())
 }
 
