@@ -65,11 +65,11 @@ pub(super) fn as_root(place: &Place, patience: Duration) -> Result<TcpRanks, Tcp
 /// Listens at the address of rank 0. If that is not an address of this machine, but of a service or router in front of
 /// it, listens at all addresses of this machine.
 fn bind_listener(place: &Place) -> io::Result<TcpListener> {
-    let of_rank_0: Vec<SocketAddr> = (place.host.as_str(), place.port).to_socket_addrs()?.collect();
-    match TcpListener::bind(&of_rank_0[..]) {
+    let root_addresses: Vec<SocketAddr> = (place.host.as_str(), place.port).to_socket_addrs()?.collect();
+    match TcpListener::bind(&root_addresses[..]) {
         Err(e) if e.kind() == io::ErrorKind::AddrNotAvailable => {
-            let all: [IpAddr; 2] = [Ipv6Addr::UNSPECIFIED.into(), Ipv4Addr::UNSPECIFIED.into()];
-            TcpListener::bind(&all.map(|ip| SocketAddr::new(ip, place.port))[..])
+            let every_address: [IpAddr; 2] = [Ipv6Addr::UNSPECIFIED.into(), Ipv4Addr::UNSPECIFIED.into()];
+            TcpListener::bind(&every_address.map(|ip| SocketAddr::new(ip, place.port))[..])
         }
         bound => bound,
     }

@@ -56,9 +56,9 @@ impl Peer {
         frame::write(&lock(&self.writer), kind, number, bytes)
     }
 
-    /// Sends `values` to rank 0 for a collective, and waits for the result, which has `expected` values. `what` is the
-    /// collective in errors, and `number` that of [`Peer::write`]. The first failure is kept, and is the error of every
-    /// later call.
+    /// Sends `values` to rank 0 for a collective, and waits for the result, which has `expected` values. `what` names
+    /// the collective in errors; `number` is as in [`Peer::write`]. The first failure is kept, and is the error of
+    /// every later call.
     fn call(&self, kind: Kind, what: &str, number: u64, values: &[f32], expected: usize) -> Result<Vec<f32>> {
         let max_values = LARGEST / size_of::<f32>() as u64;
         let larger_len = values.len().max(expected);

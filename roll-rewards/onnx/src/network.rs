@@ -80,8 +80,8 @@ impl Network {
     }
 
     /// Computes every output for `input`; nothing is recorded. `is_used_by_gradient` says whether a gradient computed
-    /// later uses these outputs as constants (the position of a face, the embedding of a reference): [`Executor::Auto`]
-    /// then stays on this project's own executor.
+    /// later uses these outputs as constants (the position of a face, the embedding of a reference). If so,
+    /// [`Executor::Auto`] stays on this project's own executor.
     ///
     /// Fails like [`Model::run`], and if ONNX Runtime fails.
     pub fn run(&self, input: &NdTensor, is_used_by_gradient: bool) -> Result<Vec<NdTensor>> {
@@ -129,6 +129,6 @@ impl Network {
                 runs.push(to_device_nd(output, self.model.device())?);
             }
         }
-        runs_by_output.into_iter().map(|runs| self.model.stacked(runs)).collect()
+        runs_by_output.into_iter().map(|runs| self.model.stack_floats(runs)).collect()
     }
 }

@@ -11,7 +11,7 @@ pub fn state(algorithm: &dyn Algorithm, is_writer: bool) -> Result<TaskState> {
     Ok(TaskState { json, tensors, ..TaskState::default() })
 }
 
-/// Returns a saved state to `algorithm`. Fails, and loads no tensor, if the tensors are not the ones that it keeps.
+/// Restores a saved state of `algorithm`. Fails, and loads no tensor, if the saved tensors are not those it keeps.
 pub fn restore(algorithm: &mut dyn Algorithm, saved: &TaskState) -> Result<()> {
     // Comes first, because the names of the algorithm's tensors follow from this state.
     algorithm.load_state(&saved.json)?;

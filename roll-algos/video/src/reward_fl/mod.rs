@@ -197,7 +197,7 @@ impl RewardFl {
 
         let StepState { split, mut watch, tally, mut outcome, .. } = state;
         watch.begin(OPTIMIZER, Some("updating parameters"))?;
-        let (own_samples, on_nonfinite, mut norms) = (tally.counted(), self.config.on_nonfinite, None);
+        let (own_samples, on_nonfinite, mut norms) = (tally.total_fraction(), self.config.on_nonfinite, None);
         // The norms are measured just before the update.
         let update = update::finish(ctx, own_samples, &mut outcome.nonfinite, on_nonfinite, |ranks, all_samples| {
             norms = split.map(|split| split.norms(ranks, all_samples)).transpose()?;
