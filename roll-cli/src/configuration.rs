@@ -52,7 +52,7 @@ impl Configuration {
             layers = layers.set_text("plugins_replace", "true", "--plugins-replace")?;
         }
         if !args.plugins.is_empty() {
-            // `--plugin` adds to the list of the layers below, where a value would replace it.
+            // `--plugin` adds to the list of the layers below; a value of `plugins` replaces that list.
             let (mut paths, _) = layers.merge()?.plugins()?;
             paths.extend(args.plugins.iter().cloned());
             let list: Vec<_> = paths.iter().map(|p| p.to_string_lossy()).collect();

@@ -17,17 +17,17 @@ use crate::launch;
 
 /// The communicator of the launcher's job: over TCP, and once [`with_collectives`] has joined NCCL, over both. `None`
 /// if this process is alone.
-static PROCESS: Mutex<Option<Arc<dyn Communicator>>> = Mutex::new(None);
+static COMMUNICATOR: Mutex<Option<Arc<dyn Communicator>>> = Mutex::new(None);
 /// The argument `--collectives`, set once.
 static COLLECTIVES: OnceLock<Collectives> = OnceLock::new();
 
 /// The communicator of the launcher's job, or that of a single rank if this process is alone.
 pub fn process() -> Arc<dyn Communicator> {
-    communicator_of_job().clone().unwrap_or_else(|| Arc::new(SingleRank))
+    locked_communicator().clone().unwrap_or_else(|| Arc::new(SingleRank))
 }
 
-fn communicator_of_job() -> MutexGuard<'static, Option<Arc<dyn Communicator>>> {
-    PROCESS.lock().unwrap_or_else(PoisonError::into_inner)
+fn locked_communicator() -> MutexGuard<'static, Option<Arc<dyn Communicator>>> {
+    COMMUNICATOR.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// How long processes wait for each other at the start.
@@ -59,7 +59,7 @@ impl Job {
             };
         };
         let ranks = Self::assemble(&place)?;
-        *communicator_of_job() = Some(ranks.communicator());
+        *locked_communicator() = Some(ranks.communicator());
         Ok(Self(Some(ranks)))
     }
 
@@ -144,7 +144,7 @@ pub fn with_collectives(mut context: BuildContext) -> Result<BuildContext> {
     context.ranks = choose_communicator(collectives, &context.backend, ranks, |ranks, device| {
         NcclRanks::join(ranks, device, NCCL_TIMEOUT).map(|ranks| ranks as Arc<dyn Communicator>)
     })?;
-    *communicator_of_job() = Some(context.ranks.clone());
+    *locked_communicator() = Some(context.ranks.clone());
     Ok(context)
 }
 
@@ -202,8 +202,8 @@ fn numbered(backend: &str, number: usize) -> String {
     }
 }
 
-/// Adapts the context of a rank that is a thread of this process. The rank gets a device of its own, as a process of a
-/// job has.
+/// Adapts the context of a rank that is a thread of this process: the rank gets a device of its own, as a process of a
+/// job has. Outside of such a thread, returns the context unchanged.
 pub fn adapt(mut context: BuildContext) -> Result<BuildContext> {
     if roll_train::ranks::of_thread().is_some() {
         let number = visible_device(context.ranks.rank().0, variable("CUDA_VISIBLE_DEVICES").as_deref());

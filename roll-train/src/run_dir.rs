@@ -32,7 +32,8 @@ const TRACES: [&str; 4] = [CONFIG, "metrics.jsonl", "summary.json", "checkpoints
 const MAX_LOCK_BYTES: u64 = 64;
 
 /// Files and directories that the steps of a run extend or delete.
-const WRITTEN: [&str; 6] = ["checkpoints", "samples", "evaluations", "votes", "metrics.jsonl", "trajectories.jsonl"];
+const WRITTEN_ENTRIES: [&str; 6] =
+    ["checkpoints", "samples", "evaluations", "votes", "metrics.jsonl", "trajectories.jsonl"];
 
 /// Keeps other processes from writing a run, see [`RunDir::lock`].
 #[derive(Debug)]
@@ -172,7 +173,7 @@ impl RunDir {
 
     /// Fails if something that the run writes or deletes is a link, since the run would then change files elsewhere.
     fn refuse_links(&self) -> Result<()> {
-        for name in WRITTEN {
+        for name in WRITTEN_ENTRIES {
             files::refuse_links(&self.path, &self.path.join(name))?;
         }
         // Entries of these directories, such as the folders of steps, must not be links either.

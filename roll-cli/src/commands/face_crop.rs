@@ -52,8 +52,9 @@ pub fn around_face(networks: &FaceNetworks, clip: &Video, size: [usize; 2]) -> R
     Video::new(Tensor::new(values, [count, CHANNELS, size[0], size[1]])?, clip.fps()).map(Some)
 }
 
-/// The box around all faces with their margin: `[top, left, height, width]`. It has the ratio of `size`, is at least as
-/// large so that nothing is enlarged, and lies within `frame`. `frame` and `size` are height and width.
+/// The box around all faces with their margin: `[top, left, height, width]`. It has the ratio of `size` and lies within
+/// `frame`. Where the frame allows, it is at least as large as `size`, so that nothing is enlarged. `frame` and `size`
+/// are height and width.
 fn crop_box(faces: &[Face], frame: [usize; 2], size: [usize; 2]) -> [usize; 4] {
     // `bounds` are left, top, right and bottom of a face.
     let extreme = |bound: usize, pick: fn(f32, f32) -> f32| {

@@ -173,7 +173,8 @@ pub fn panic_message(panic: &(dyn Any + Send)) -> Option<&str> {
     panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str))
 }
 
-/// Fails unless the longer buffer of the collective `what`, of `whole` values, is one part of `part` values per rank.
+/// Fails unless the longer buffer of the collective `what`, which has `whole` values, consists of one part of `part`
+/// values per rank.
 pub fn check_lengths(what: &'static str, whole: usize, part: usize, ranks: usize) -> Result<()> {
     if part.checked_mul(ranks) == Some(whole) {
         Ok(())

@@ -103,7 +103,7 @@ impl StreamDescription {
 
     /// The ffmpeg filters that convert the stream to 8-bit planes.
     pub fn filters(&self) -> String {
-        let chroma = if self.is_yuv420() { "yuv420p" } else { "yuv444p" };
+        let chroma = if self.has_yuv420_planes() { "yuv420p" } else { "yuv444p" };
         match (self.pixel_format, self.color.is_full_range) {
             (PixelFormat::Rgb, _) => format!("scale=out_color_matrix=bt601:out_range=tv,format={chroma}"),
             (_, true) => format!("scale=in_range=pc:out_range=pc,format={chroma}"),
@@ -114,7 +114,7 @@ impl StreamDescription {
 
     /// Whether the planes have 4:2:0 chroma. An odd last row or column has chroma of its own, which only 4:4:4 planes
     /// represent.
-    fn is_yuv420(&self) -> bool {
+    fn has_yuv420_planes(&self) -> bool {
         self.pixel_format == PixelFormat::Yuv420p && self.size.iter().all(|side| side % 2 == 0)
     }
 

@@ -77,7 +77,7 @@ pub(crate) struct Group<T> {
     pub(crate) position: usize,
     /// Factor of the loss of its videos: the weight of the sample.
     pub(crate) weight: f64,
-    /// Row of the sample in the data. Groups of different ranks with the same row are one group.
+    /// Row of the sample in the data. For advantages, groups of several ranks with the same row count as one group.
     row: u64,
     /// Key of the sample's draws.
     pub(crate) key: u64,
@@ -130,7 +130,8 @@ pub(crate) trait Explore {
     /// Begins or continues the rollout of a batch of videos of the sample in `row`. `keys` are the keys of their draws,
     /// `record` is their record so far.
     fn begin(&mut self, row: u64, keys: &[u64], record: Self::Record);
-    /// Computes sampler step `i`, or returns `None` to leave it to the sampler: a [`crate::sampling::OwnStep`].
+    /// Computes sampler step `i`, or returns `None` to leave it to the sampler. Arguments and result are those of a
+    /// [`crate::sampling::OwnStep`].
     fn step(&mut self, i: usize, xs: &[Tensor], vs: &[Tensor]) -> Result<Option<Vec<Tensor>>>;
     /// Returns the record, which the steps since [`Explore::begin`] have extended.
     fn end(&mut self) -> Self::Record;
@@ -275,20 +276,20 @@ impl<T: Default> Pending<T> {
         watch: &mut Stopwatch<'_>,
     ) -> Result<bool> {
         let steps = sampling.schedule.steps();
-        if let Some(shared) = &mut self.prefix {
+        if let Some(prefix) = &mut self.prefix {
             let mut step = |i: usize, _: &[Tensor], _: &[Tensor]| {
                 watch.begin(ROLLOUT, Some(&format!("all videos: denoising step {} of {steps}", i + 1)))?;
                 Ok(None)
             };
             let shared_range = range.start..range.end.min(self.shared_steps);
-            sampling.advance(model, &self.conditions, shared, shared_range, Adapter::On, &mut step)?;
+            sampling.advance(model, &self.conditions, prefix, shared_range, Adapter::On, &mut step)?;
         }
         if range.end < self.shared_steps {
             return Ok(false);
         }
-        if let Some(shared) = self.prefix.take() {
+        if let Some(prefix) = self.prefix.take() {
             for batch in &mut self.batches {
-                let starts = vec![shared.latents[0].clone(); batch.keys.len()];
+                let starts = vec![prefix.latents[0].clone(); batch.keys.len()];
                 batch.trajectories = sampling.begin(&self.conditions, &starts)?;
             }
         }
@@ -392,6 +393,7 @@ fn generate_and_score<E: Explore>(
     let mut compared = Vec::new();
     std::thread::scope(|threads| -> Result<()> {
         let mut scoring = Scoring { threads, measure: &measure, idle: Some(scorer), busy: None };
+        // The shared steps end before the last step, so that all of them are done after this.
         prompt.share_steps(sampling, range.clone(), model, watch)?;
         for number in 0..prompt.batches.len() {
             prompt.advance(options, number, range.clone(), model, explore, watch)?;
@@ -567,9 +569,9 @@ fn advantages(shared: &SharedOptions, weights: &[f64], scores: &[Option<Scores>]
     advantages
 }
 
-/// Sets the advantages of each row's videos to 0, except the `best_of` best and worst videos. Videos are compared by
-/// their advantages and not by their sums of scores, whose order the reward with the largest scale decides even if the
-/// rewards are normalised apart.
+/// Sets the advantages of each row's videos to 0, except those of `best_of` videos: one half are the best videos, the
+/// other half the worst. Videos are compared by their advantages and not by their sums of scores, whose order the
+/// reward with the largest scale decides even if the rewards are normalised apart.
 fn clear_all_but_best_and_worst(advantages: &mut [f64], has_score: &[bool], rows: &[u64], best_of: usize) {
     let mut positions_by_row: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
     rows.iter().enumerate().for_each(|(i, row)| positions_by_row.entry(*row).or_default().push(i));

@@ -32,8 +32,8 @@ const SUCCESS: c_int = 0;
 /// Fails with the name of a missing library or header, with NVRTC's log of a trial kernel, or if NVRTC is newer than
 /// `newest`, the CUDA that the driver supports (12040 is 12.4). The check runs once per process.
 pub fn check_usable(newest: c_int) -> Result<(), String> {
-    static FOUND: OnceLock<Result<(), String>> = OnceLock::new();
-    FOUND.get_or_init(|| check(newest)).clone()
+    static OUTCOME: OnceLock<Result<(), String>> = OnceLock::new();
+    OUTCOME.get_or_init(|| check(newest)).clone()
 }
 
 fn check(newest: c_int) -> Result<(), String> {

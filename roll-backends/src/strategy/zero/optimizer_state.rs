@@ -84,7 +84,7 @@ impl OptimizerState {
             Some(updates) => {
                 let sums = host_sums();
                 let shard = |bucket: &Bucket| {
-                    let Range { start, end } = sums.own(bucket);
+                    let Range { start, end } = sums.own_range(bucket);
                     updates.part(bucket.flat_at + start..bucket.flat_at + end).map(Shard::Device)
                 };
                 let shards = buckets.map(shard).collect::<Result<_>>()?;
@@ -93,7 +93,7 @@ impl OptimizerState {
             // In host memory.
             None => {
                 let sums = host_sums();
-                let shards = buckets.map(|bucket| Shard::in_host_memory(sums.own(bucket).len())).collect();
+                let shards = buckets.map(|bucket| Shard::in_host_memory(sums.own_range(bucket).len())).collect();
                 Ok(Self::Shards { shards, sums })
             }
         }
@@ -155,13 +155,13 @@ impl OptimizerState {
             sums.gradients.scale(clip);
         }
         // Sums in host memory now have both factors.
-        let for_host_sums = optimizer.coefficients(step, learning_rate, [1.0; 2]);
+        let host_coefficients = optimizer.coefficients(step, learning_rate, [1.0; 2]);
         match self {
-            Self::Shards { shards, sums } => sums.update(model, shards, &for_host_sums),
+            Self::Shards { shards, sums } => sums.update(model, shards, &host_coefficients),
             Self::Device { updates, sums: Some(sums) } => {
                 updates.discard();
                 updates.add(&sums.all())?;
-                updates.update(&for_host_sums)
+                updates.update(&host_coefficients)
             }
             Self::Device { updates, sums: None } => {
                 updates.update(&optimizer.coefficients(step, learning_rate, [scale, clip]))
@@ -198,7 +198,7 @@ impl OptimizerState {
                 for (bucket, shard) in sums.partition.buckets().iter().zip(shards) {
                     let whole = saved.flat(&specs[bucket.specs.clone()])?;
                     // Copied, so that the memory of the whole bucket is freed.
-                    shard.write(whole.map(|moments| moments[sums.own(bucket)].to_vec()))?;
+                    shard.write(whole.map(|moments| moments[sums.own_range(bucket)].to_vec()))?;
                 }
                 Ok(())
             }
@@ -233,7 +233,7 @@ impl HostSums {
     }
 
     /// The elements of a bucket that this rank updates, without padding.
-    fn own(&self, bucket: &Bucket) -> Range<usize> {
+    fn own_range(&self, bucket: &Bucket) -> Range<usize> {
         if self.updates_all {
             return 0..bucket.len;
         }
@@ -241,7 +241,8 @@ impl HostSums {
         start.min(bucket.len)..end.min(bucket.len)
     }
 
-    /// Assembles the values of a whole bucket. Each rank passes the values of its own elements ([`HostSums::own`]).
+    /// Assembles the values of a whole bucket. Each rank passes the values of its own elements
+    /// ([`HostSums::own_range`]).
     fn gather<'a>(&self, bucket: &Bucket, own_values: Cow<'a, [f32]>) -> Result<Cow<'a, [f32]>> {
         let world = self.ranks.world_size();
         if self.updates_all || world == 1 {
@@ -261,7 +262,7 @@ impl HostSums {
         // Read at each update, because a checkpoint or an import may have replaced the parameters since the last one.
         let mut parameters = ParameterAccess::open(model)?;
         for (number, (bucket, shard)) in self.partition.buckets().iter().zip(shards).enumerate() {
-            let own = self.own(bucket);
+            let own = self.own_range(bucket);
             let read_own = || {
                 let mut values = parameters.read(bucket)?;
                 values.truncate(own.end);

@@ -194,7 +194,7 @@ pub fn measure_step(
         }
         timer.rounds = round;
         if is_whole {
-            timer.whole.push(seconds);
+            timer.whole_seconds.push(seconds);
             timer.whole_peak = timer.whole_peak.max(meter.peak());
         }
         progress(&timer.measured())?;
@@ -234,7 +234,7 @@ pub struct PhaseTimer<'a> {
     /// Peak memory of each phase, in bytes.
     peak: BTreeMap<&'static str, u64>,
     /// Seconds of each whole step.
-    whole: Vec<f64>,
+    whole_seconds: Vec<f64>,
     /// Peak memory of whole steps, in bytes.
     whole_peak: Option<u64>,
     /// Number of complete rounds after the warm-up.
@@ -250,7 +250,7 @@ impl<'a> PhaseTimer<'a> {
             flops: flops(preset),
             seconds: BTreeMap::new(),
             peak: BTreeMap::new(),
-            whole: Vec::new(),
+            whole_seconds: Vec::new(),
             whole_peak: None,
             rounds: 0,
         }
@@ -295,7 +295,7 @@ impl<'a> PhaseTimer<'a> {
         };
         Measurement {
             phases: phases_of(&self.preset.passes).filter_map(phase).collect(),
-            whole: median(self.whole.clone()).map(|seconds| WholeSteps { seconds, peak: self.whole_peak }),
+            whole: median(self.whole_seconds.clone()).map(|seconds| WholeSteps { seconds, peak: self.whole_peak }),
             rounds: self.rounds,
         }
     }

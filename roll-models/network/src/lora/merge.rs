@@ -131,8 +131,8 @@ struct LeftOut<'a> {
     other: Vec<&'a str>,
 }
 
-/// Whether a convolution's weight of shape `base` differs from the shape `lora` that a LoRA needs in the number of
-/// input channels only, as the patch embeddings of T2V and I2V do.
+/// Whether the shape `base` of a convolution's weight and the shape `lora`, for which a LoRA is made, differ in the
+/// number of input channels only, as for the patch embeddings of T2V and I2V.
 fn differs_in_channels(base: &[usize], lora: &[usize]) -> bool {
     match (base, lora) {
         // Both are convolutions: [out, in, kernel].

@@ -37,7 +37,7 @@ pub struct Noised<'a> {
 pub struct ValueAndGradient {
     /// The loss.
     pub value: f64,
-    /// d value / d velocity; 0 at masked elements.
+    /// d value / d velocity; 0 at elements that do not enter the loss.
     pub gradient: Vec<f64>,
 }
 
