@@ -35,7 +35,7 @@ pub fn policy_gradient(config: &ConfiguredOptions<'_>) -> Result<Vec<String>> {
 
 /// The note on `algo.kl_reference` in a run that starts from a LoRA and computes no KL.
 pub fn kl_reference(config: &ConfiguredOptions<'_>) -> Vec<String> {
-    // Without an initial LoRA the key is noted as idle already.
+    // Without an initial LoRA, the table of the algorithm notes the key already.
     let starts_from_lora = config.value("model.lora_checkpoint").is_some();
     if starts_from_lora && evaluates_nothing(config) { config.idle(&[NO_KL]) } else { Vec::new() }
 }

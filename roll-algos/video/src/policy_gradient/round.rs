@@ -153,7 +153,7 @@ impl Explore for NoExploration {
 }
 
 /// A prompt whose videos are being generated.
-struct Pending<T> {
+struct PendingPrompt<T> {
     /// Position of the sample among this rank's samples of the step.
     position: usize,
     /// Row of the sample in the data.
@@ -225,7 +225,7 @@ fn begin_prompt<E: Explore>(
     (position, repeats): (usize, u64),
     explore: &E,
     round: &mut RoundState<'_>,
-) -> Result<Option<Pending<E::Record>>> {
+) -> Result<Option<PendingPrompt<E::Record>>> {
     let RoundOptions { algorithm, sampling, shared, .. } = *options;
     let sample = &ctx.samples[position];
     round.watch.begin(ENCODE, Some("encoding prompt and reference"))?;
@@ -262,10 +262,10 @@ fn begin_prompt<E: Explore>(
         batches.push(PendingBatch { keys: batch_keys.to_vec(), trajectories, record: E::Record::default() });
     }
     let row = sample.index;
-    Ok(Some(Pending { position, row, repeats, target, conditions, key, shared_steps, prefix, batches }))
+    Ok(Some(PendingPrompt { position, row, repeats, target, conditions, key, shared_steps, prefix, batches }))
 }
 
-impl<T: Default> Pending<T> {
+impl<T: Default> PendingPrompt<T> {
     /// Does the steps in `range` that all videos share. Returns whether all shared steps are done at the end of
     /// `range`, so that the videos can go on by themselves.
     fn share_steps(
@@ -343,7 +343,7 @@ impl<T: Default> Pending<T> {
 /// `None` if the prompt is skipped or a score is not finite.
 fn finish_prompt<E: Explore>(
     options: &RoundOptions<'_>,
-    mut prompt: Pending<E::Record>,
+    mut prompt: PendingPrompt<E::Record>,
     range: Range<usize>,
     ctx: &mut StepContext<'_>,
     explore: &mut E,
@@ -362,7 +362,7 @@ fn finish_prompt<E: Explore>(
         round.outcome.skip(sample, reason);
         return Ok(None);
     }
-    let Pending { position, conditions, key, batches, .. } = prompt;
+    let PendingPrompt { position, conditions, key, batches, .. } = prompt;
     let records = batches.into_iter().map(|batch| batch.record).collect();
     let weight = sample.weight;
     Ok(Some(Group { position, weight, row: sample.index, key, conditions, videos, records }))
@@ -372,7 +372,7 @@ fn finish_prompt<E: Explore>(
 /// without their scores, and the results of scoring them, in the same order.
 fn generate_and_score<E: Explore>(
     options: &RoundOptions<'_>,
-    prompt: &mut Pending<E::Record>,
+    prompt: &mut PendingPrompt<E::Record>,
     range: Range<usize>,
     ctx: &mut StepContext<'_>,
     explore: &mut E,

@@ -210,18 +210,18 @@ impl Newcomers {
     }
 }
 
-/// One of [`MAX_CONNECTIONS`] places, held while a connection is served.
-struct Place<'a>(&'a AtomicUsize);
+/// One of [`MAX_CONNECTIONS`] slots, held while a connection is served.
+struct ConnectionSlot<'a>(&'a AtomicUsize);
 
-impl<'a> Place<'a> {
-    /// Takes a place, counted in `taken`; `None` if all are taken.
+impl<'a> ConnectionSlot<'a> {
+    /// Takes a slot, counted in `taken`; `None` if all are taken.
     fn take(taken: &'a AtomicUsize) -> Option<Self> {
         let one_more = |count: usize| (count < MAX_CONNECTIONS).then_some(count + 1);
         taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).ok().map(|_| Self(taken))
     }
 }
 
-impl Drop for Place<'_> {
+impl Drop for ConnectionSlot<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
@@ -232,7 +232,7 @@ struct Server<F> {
     access: Access,
     answer: F,
     newcomers: Newcomers,
-    /// Number of [`Place`]s that are taken.
+    /// Number of [`ConnectionSlot`]s that are taken.
     taken: AtomicUsize,
 }
 
@@ -268,8 +268,8 @@ impl<F: Fn(&Request) -> Response> Server<F> {
             Ok(request) => {
                 self.newcomers.remove(number);
                 // Held until the answer is sent.
-                let place = Place::take(&self.taken);
-                let response = match &place {
+                let slot = ConnectionSlot::take(&self.taken);
+                let response = match &slot {
                     Some(_) => (self.answer)(&request),
                     None => Response::text(503, "too many connections\n"),
                 };
@@ -530,9 +530,9 @@ mod tests {
     #[test]
     fn connections_with_the_token_are_bounded_in_number() {
         let taken = AtomicUsize::new(0);
-        let places: Vec<_> = (0..MAX_CONNECTIONS).map_while(|_| Place::take(&taken)).collect();
-        assert!(places.len() == MAX_CONNECTIONS && Place::take(&taken).is_none());
+        let places: Vec<_> = (0..MAX_CONNECTIONS).map_while(|_| ConnectionSlot::take(&taken)).collect();
+        assert!(places.len() == MAX_CONNECTIONS && ConnectionSlot::take(&taken).is_none());
         drop(places);
-        assert!(Place::take(&taken).is_some());
+        assert!(ConnectionSlot::take(&taken).is_some());
     }
 }
