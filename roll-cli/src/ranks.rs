@@ -49,7 +49,7 @@ type Gpu = std::result::Result<usize, String>;
 pub struct Job(Option<TcpRanks>);
 
 impl Job {
-    /// Joins the job that a launcher started this process for, at `place`, if one did.
+    /// Joins the job of the launcher that started this process, at `place`. `None`: no launcher started it.
     pub fn join(place: Option<Place>, collectives: Collectives) -> Result<Self> {
         let _ = COLLECTIVES.set(collectives);
         let Some(place) = place else {

@@ -186,7 +186,7 @@ impl Wan {
     }
 
     /// Tiling and checkpoints of the VAE for latents of shape [T, H, W].
-    fn chunking(&self, latents: [usize; 3]) -> Chunking {
+    fn chunking_for(&self, latents: [usize; 3]) -> Chunking {
         let Some(VideoLayout { tiling, checkpoints, .. }) = self.video_layout(latents) else { return self.chunking };
         let checkpoints = match checkpoints {
             CheckpointCount::Of(count) => count,
@@ -316,7 +316,7 @@ impl DiffusionModel for Wan {
         let latent_shape = self.latent_shape(input.frames, input.size)?;
         let text = require_encoder(&self.text)?;
         let [_, t, h, w] = latent_shape;
-        let chunking = self.chunking([t, h, w]);
+        let chunking = self.chunking_for([t, h, w]);
         let config = self.experts[0].dit.config();
         let extra_channels = config.in_channels - config.out_channels;
         let channels = match (extra_channels, &input.image) {
@@ -400,7 +400,7 @@ impl DiffusionModel for Wan {
 
     fn decode(&mut self, latents: &Tensor, grad: Grad) -> Result<(Tensor, Option<Pullback>)> {
         let chunking = match *latents.shape() {
-            [_, t, h, w] => self.chunking([t, h, w]),
+            [_, t, h, w] => self.chunking_for([t, h, w]),
             _ => self.chunking,
         };
         self.vae.decode_clamped(latents, &chunking, grad)
@@ -411,7 +411,7 @@ impl DiffusionModel for Wan {
             [count, _, height, width] => {
                 let config = self.vae.config();
                 let [h, w] = config.latent_size([height, width])?;
-                self.chunking([config.latent_frames(count)?, h, w])
+                self.chunking_for([config.latent_frames(count)?, h, w])
             }
             _ => self.chunking,
         };

@@ -29,7 +29,7 @@ const MAX_CONNECTIONS: usize = 32;
 /// The bytes that a reader sends besides its request are read until this time after the beginning of the answer.
 const CLOSE_TIME: Duration = Duration::from_secs(1);
 /// Bytes of a part of an answer.
-const PART: usize = 64 << 10;
+const PART_BYTES: usize = 64 << 10;
 /// The reader must take each part of the answer within this time.
 const PART_TIME: Duration = Duration::from_secs(5);
 /// Time before the next connection is accepted after one could not be.
@@ -339,10 +339,10 @@ fn send(mut stream: TcpStream, response: Response, request: Option<&Request>, de
             false => stream.write_all(bytes),
         };
         match response.body {
-            Body::Text(text) | Body::Page(text, _) => text.as_bytes().chunks(PART).try_for_each(&mut write)?,
+            Body::Text(text) | Body::Page(text, _) => text.as_bytes().chunks(PART_BYTES).try_for_each(&mut write)?,
             Body::Video(mut file) => {
                 file.seek(SeekFrom::Start(sent.start))?;
-                let (mut bytes, mut buffer) = (file.take(sent.end - sent.start), vec![0; PART]);
+                let (mut bytes, mut buffer) = (file.take(sent.end - sent.start), vec![0; PART_BYTES]);
                 loop {
                     match bytes.read(&mut buffer)? {
                         0 => break,

@@ -100,7 +100,7 @@ impl<'a> BareLayer<'a> {
     /// two prefixes name different experts.
     fn of(name: &'a str) -> Option<Self> {
         let mut bare = Self { convention: None, expert: None, layer: without_wrappers(name) };
-        // The rest before the removal of the first prefix that may be part of the layer's name.
+        // `bare.layer` before the removal of the first prefix that may be part of the layer's name.
         let mut before_uncertain_prefix: Option<Cow<'a, str>> = None;
         loop {
             if let Some(rest) = without_prefix(&bare.layer, PARALLEL) {

@@ -162,7 +162,7 @@ impl ChangeOnRead for OnRead {
                 delta.add_to(0..delta.rows(values.len()), values);
             }
             if !values.iter().all(|value| value.is_finite()) {
-                return Err(WeightsError::tensor(&deltas.path, key, "with the LoRA on it, it is not finite"));
+                return Err(WeightsError::tensor(&deltas.base_path, key, "with the LoRA on it, it is not finite"));
             }
         }
         Ok(())
@@ -192,7 +192,7 @@ struct Deltas {
     /// Number of layers and differences of the LoRA.
     total: usize,
     /// The path of the base.
-    path: PathBuf,
+    base_path: PathBuf,
     /// The key of the tensor whose rows are being changed. Only one tensor is converted to f32 at a time.
     current_key: String,
     /// The additions to the tensor `current_key`, in f32.
@@ -285,7 +285,7 @@ impl Deltas {
             missing: Vec::new(),
             other_channels: Vec::new(),
             total: 0,
-            path: base.path().to_path_buf(),
+            base_path: base.path().to_path_buf(),
             current_key: String::new(),
             current: Vec::new(),
         };
@@ -455,7 +455,11 @@ impl Change<LoraError> for Deltas {
         }
         self.current.iter().for_each(|delta| delta.add_to(rows.clone(), values));
         if !values.iter().all(|v| v.is_finite()) {
-            return Err(LoraError::NotFinite { path: self.path.clone(), what: "merged weight", name: key.to_string() });
+            return Err(LoraError::NotFinite {
+                path: self.base_path.clone(),
+                what: "merged weight",
+                name: key.to_string(),
+            });
         }
         Ok(())
     }
