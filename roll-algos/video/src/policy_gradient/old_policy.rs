@@ -61,7 +61,7 @@ impl OldPolicy {
     pub(crate) fn parameters(&mut self, model: &dyn Model) -> Result<&[f32]> {
         let old = match &mut self.0 {
             Some(old) => old,
-            none => none.insert(flat::read(model)?),
+            not_read_yet => not_read_yet.insert(flat::read(model)?),
         };
         if old.len() != model.parameter_count() {
             return Err(Error::shape(OLD, format!("{} parameters", model.parameter_count()), &[old.len()]));

@@ -224,7 +224,7 @@ impl HostSums {
     }
 
     fn accumulate(&self, model: &mut dyn Model) -> Result<()> {
-        let Some(reducer) = &self.reducer else { return self.gradients.take(model) };
+        let Some(reducer) = &self.reducer else { return self.gradients.take_from(model) };
         if let Some(parts) = model.parts() {
             let no_sink = None;
             parts.deliver_gradients(no_sink);
@@ -272,7 +272,7 @@ impl HostSums {
             let which = if self.updates_all { BucketSums::Whole } else { BucketSums::ShardOf(rank) };
             let updated = self
                 .gradients
-                .with(number, which, |gradients| shard.updated(read_own, &gradients[..own.len()], update))?;
+                .read_bucket(number, which, |gradients| shard.updated(read_own, &gradients[..own.len()], update))?;
             parameters.write(bucket, &self.gather(bucket, updated.into())?)?;
         }
         parameters.close()
@@ -282,7 +282,7 @@ impl HostSums {
     fn all(&self) -> Vec<f32> {
         let mut all = Vec::new();
         for (number, bucket) in self.partition.buckets().iter().enumerate() {
-            self.gradients.with(number, BucketSums::Whole, |sums| all.extend_from_slice(&sums[..bucket.len]));
+            self.gradients.read_bucket(number, BucketSums::Whole, |sums| all.extend_from_slice(&sums[..bucket.len]));
         }
         all
     }
