@@ -1,8 +1,8 @@
 //! The configuration of a command, and the components that it may name.
 //!
 //! [`Configuration::read`] puts the layers of a configuration in their order, each above the one before it: the run
-//! that is continued, files, environment, arguments. A command may put a layer of its own below all of them, such as
-//! that of the demo.
+//! that is continued, files, environment, arguments. A command may put a layer of its own below all these layers, such
+//! as that of the demo.
 
 use std::path::Path;
 

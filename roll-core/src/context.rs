@@ -33,8 +33,8 @@ pub struct BuildContext {
     /// Passes that the algorithm records at a time ([`crate::plan::Passes::held`]), if its plan is known.
     #[serde(default)]
     pub recorded_passes: Option<usize>,
-    /// Whether the component is opened for a check only. A model then downloads nothing and reads the headers of its
-    /// files but no weights, so that no pass through its network is possible.
+    /// Whether the component is opened for a check only. For a check, a model downloads nothing and reads the headers
+    /// of its files but no weights, so that no pass through its network is possible.
     #[serde(default)]
     pub headers_only: bool,
     /// The directory of the run. It is set after the components are made, before the first step.

@@ -117,7 +117,7 @@ impl RunDir {
     }
 
     /// The run directories at `path`: `path` itself if it is the directory of a run, else the runs in the directories
-    /// directly below it, by name. Without any, `path` alone is returned, because a run may begin there later.
+    /// directly below it, by name. Without any run, `path` alone is returned, because a run may begin there later.
     pub fn runs_at(path: &Path) -> Vec<PathBuf> {
         if Self::has_run(path) {
             return vec![path.into()];

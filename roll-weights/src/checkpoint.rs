@@ -191,8 +191,8 @@ impl Checkpoint {
         self.keys().filter_map(|k| Some((k.to_string(), self.info(k)?.shape.clone()))).collect()
     }
 
-    /// Returns the same tensors, which [`Checkpoint::tensor`], [`Checkpoint::state`] and [`Checkpoint::all`] then
-    /// return changed by `change`.
+    /// Returns the same tensors with `change`. [`Checkpoint::tensor`], [`Checkpoint::state`] and [`Checkpoint::all`] of
+    /// the result return changed values.
     pub fn with_change(self, change: Arc<dyn ChangeOnRead>) -> Self {
         Self { change: Some(change), ..self }
     }

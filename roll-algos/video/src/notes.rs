@@ -47,8 +47,8 @@ fn evaluates_nothing(config: &ConfiguredOptions<'_>) -> bool {
     config.value("evaluation.metadata").is_none() && samples == 0.0 && prompts == 0
 }
 
-/// The note on buckets under an algorithm that computes one sample at a time. Buckets then decide size, length and
-/// order of the clips, but no batches.
+/// The note on buckets under an algorithm that computes one sample at a time. Under such an algorithm, buckets decide
+/// size, length and order of the clips, but no batches.
 pub fn buckets(config: &ConfiguredOptions<'_>) -> Result<Vec<String>> {
     let algorithm = config.value("algo.name").and_then(|name| name.as_str()).unwrap_or("the algorithm");
     let named = config.named(&["data.bucket_ratios", "data.bucket_frames"]);

@@ -17,8 +17,8 @@
 //! any time.
 //!
 //! NCCL breaks one promise of [`Communicator`]: it sums in the order of its rings and trees. The sums are equal on
-//! every rank, and in every run on the same machines, but the ZeRO stages then agree up to rounding instead of bit for
-//! bit.
+//! every rank, and in every run on the same machines. With such sums, however, the ZeRO stages agree up to rounding
+//! instead of bit for bit.
 
 mod comm;
 mod library;
@@ -412,7 +412,7 @@ fn check_all_connected(host: &dyn Communicator, own_failure: Option<String>) -> 
     }
 }
 
-/// Connects this rank with the others, and makes the stream of its collectives.
+/// Connects this rank with the other ranks, and makes the stream of its collectives.
 fn connect(
     host: &dyn Communicator,
     (nccl, cuda): (Nccl, Cuda),

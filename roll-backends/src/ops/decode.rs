@@ -262,7 +262,7 @@ impl CachedSequences {
 }
 
 /// [`attend_rows`] composed of primitive operations: gathers the keys and values of every sequence, pads them to the
-/// longest, and masks the padding by a bias. Scores are f32.
+/// longest sequence, and masks the padding by a bias. Scores are f32.
 pub(super) fn attend_by_index<B: ProductKernel>(
     q: Floats<B>,
     prompts: [Floats<B>; 2],

@@ -80,7 +80,7 @@ pub struct Wan {
     /// If set, it determines tiles and checkpoints of the VAE instead of `chunking`, and what recorded passes keep on the
     /// device instead of the transformers.
     pub(super) layout: Option<Layout>,
-    /// Number of recorded passes whose block inputs are on the device although others are in host memory.
+    /// Number of recorded passes with block inputs on the device although those of other passes are in host memory.
     passes_on_device: Arc<AtomicUsize>,
     /// Number of checkpoints in host memory by the shape of the latents, as free memory determined it the first time.
     /// Later results would differ, because an allocator may keep freed memory reserved.

@@ -498,7 +498,7 @@ impl WanOptions {
         Ok(names)
     }
 
-    /// The trained part of `expert` if the experts `trained` are trained and none starts from a file.
+    /// The trained part of `expert` if the experts `trained` are trained and no expert starts from a file.
     pub fn trainable(&self, trained: &[String], expert: &str) -> Trainable {
         let rank = self.lora_rank.unwrap_or(DEFAULT_RANK);
         match (trained.iter().any(|name| name == expert), rank) {

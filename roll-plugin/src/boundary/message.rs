@@ -126,7 +126,7 @@ pub(super) fn take_object(number: usize) -> Result<(RollObject, Source)> {
 pub(super) fn take_lent_list(number: usize) -> Result<(*mut f32, usize)> {
     let parts = received_parts()?;
     let list = *tensor_at(&parts.tensors.borrow(), number)?;
-    // Taken out, because the callee may write to the list, and nothing else may refer to its bytes then.
+    // Taken out, because the callee may write to the list. While it does, nothing else may refer to the bytes.
     parts.tensors.borrow_mut()[number] = None;
     // SAFETY: P1 and P9: the message has the arguments of the present call.
     let address_and_length = unsafe { tensor::list_of(&list) };

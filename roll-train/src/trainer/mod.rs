@@ -76,7 +76,7 @@ enum Work {
     Measure,
     /// Log the metrics of the step. If `always` is false, only if the task has measured something.
     Log { always: bool },
-    /// Add the measurements to the checkpoint of this step, if it was written before them.
+    /// Add the measurements to the checkpoint of this step, if the checkpoint was written before the measurements.
     Amend,
 }
 

@@ -2,7 +2,7 @@
 
 use roll_core::{Error, Result};
 
-/// The elements of latents that enter a loss: all elements, except the first frames if the model is given them.
+/// The elements of latents that enter a loss: all elements except those of the first frames that the model is given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LossMask {
     /// Number of elements of the latents.

@@ -389,7 +389,7 @@ fn generate_and_score<E: Explore>(
     let measure =
         |video: &Video, scorer: &mut dyn RewardScorer| Measured::of(video, sample, &target, scorer, Grad::Skip);
     let (mut videos, mut measured) = (Vec::new(), Vec::new());
-    // The decoded videos, if the reward compares them with one another. It scores them together at the end.
+    // The decoded videos, if the reward compares videos with one another. It scores all of them at the end.
     let mut compared = Vec::new();
     std::thread::scope(|threads| -> Result<()> {
         let mut scoring = Scoring { threads, measure: &measure, idle: Some(scorer), busy: None };
@@ -425,7 +425,7 @@ fn generate_and_score<E: Explore>(
 }
 
 /// Sets the scores of a sample's videos. Stops at a score that is not finite and notes it in `round`. If some videos
-/// have no score, returns the reason of the last of them.
+/// have no score, returns the reason of the last such video.
 fn set_scores(
     ctx: &StepContext<'_>,
     sample: &Sample,
@@ -515,8 +515,8 @@ impl Scores {
 }
 
 /// Sets the advantages of this rank's videos from the scores of all ranks. Videos of the same data row form one group,
-/// also if several ranks generated them. Returns false if a score of any rank is not finite; nothing must be trained
-/// then.
+/// also if several ranks generated them. Returns false if a score of any rank is not finite. In that
+/// case nothing must be trained.
 pub(crate) fn set_advantages<T>(
     shared: &SharedOptions,
     ctx: &StepContext<'_>,

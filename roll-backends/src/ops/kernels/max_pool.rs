@@ -36,7 +36,7 @@ impl MaxPoolShape {
     }
 
     /// The output columns for which column `tap` of the window is in bounds, and the input column that the first of
-    /// them reads.
+    /// these output columns reads.
     fn columns(&self, tap: usize) -> (Range<usize>, usize) {
         // Output column c reads input column c * step + offset - before.
         let [_, (before, _)] = self.window.padding;

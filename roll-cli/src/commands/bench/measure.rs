@@ -33,7 +33,7 @@ pub struct Phase {
 impl Phase {
     /// Whether the phase is a pass of the transformer, or the pull of one.
     pub fn is_transformer(&self) -> bool {
-        // The names of these phases, and of no others, contain the word.
+        // The names of these phases, and of no other phases, contain "forward".
         self.name.contains("forward")
     }
 }
@@ -46,7 +46,7 @@ pub struct Measurement {
     pub phases: Vec<Phase>,
     /// Results of whole steps; `None` if phases were measured one by one.
     pub whole: Option<WholeSteps>,
-    /// Number of complete rounds after the warm-up. It is 0 during the warm-up and the first round; `phases` then has
+    /// Number of complete rounds after the warm-up. It is 0 during the warm-up and the first round, when `phases` has
     /// the measurements so far.
     pub rounds: usize,
 }

@@ -21,8 +21,8 @@ const MAX_HEAD: usize = 8 << 10;
 const MAX_HEADERS: usize = 64;
 /// A newcomer's connection ends after this time.
 const HEAD_TIME: Duration = Duration::from_secs(1);
-/// Most newcomers at a time. One more ends the oldest of them, so that strangers who connect and send nothing cannot
-/// keep a browser out, which sends its request at once.
+/// Most newcomers at a time. A further one ends the oldest one, so that strangers who connect and send nothing cannot
+/// keep out a browser, which sends its request at once.
 const MAX_NEWCOMERS: usize = 64;
 /// Most connections with the token that are served at a time. Others get the status 503.
 const MAX_CONNECTIONS: usize = 32;

@@ -1,7 +1,7 @@
 //! What the header of an adapter's file says about the adapter (`roll.*`): transformer, rank, layers, base network,
 //! number of steps and experiment. Other programs ignore these entries; this project reads and writes them.
 //!
-//! The header may also lack the transformer. [`named_expert`] then looks for it in names.
+//! If the header lacks the transformer, [`named_expert`] looks for it in names.
 
 use std::collections::BTreeMap;
 use std::path::Path;

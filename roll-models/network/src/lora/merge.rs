@@ -78,7 +78,7 @@ pub fn merge_lora(
 pub fn merged_on_read(base: Checkpoint, loras: &[(Lora, f64, PathBuf)]) -> Result<Checkpoint, LoraError> {
     let mut all = Vec::new();
     for (lora, strength, path) in loras {
-        // Missing names are allowed at first. Those without a known reason fail below.
+        // Missing names are allowed at first. A name that is missing without a known reason fails below.
         let options = MergeOptions { strength: *strength, allow_missing: true, ..MergeOptions::default() };
         let deltas = Deltas::find(&base, lora, &options)?;
         let LeftOut { image, patches, other } = deltas.left_out(&base);

@@ -165,7 +165,7 @@ impl Operator for Trilu {
     }
 }
 
-/// Cumulative sums along an axis. Exporters compute position ids from a mask with them.
+/// Cumulative sums along an axis. Exporters use such sums to compute position ids from a mask.
 #[derive(Debug)]
 struct CumulativeSum {
     axis: i64,

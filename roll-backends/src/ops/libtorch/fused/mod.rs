@@ -203,8 +203,8 @@ impl<L: Launcher> FusedOps<L> {
         Some(new)
     }
 
-    /// Launches a kernel with the given arguments, tensors first. `None` if the launch failed; nothing is written then,
-    /// and the launcher has logged why.
+    /// Launches a kernel with the given arguments, tensors first. `None` if the launch failed. In that case nothing is
+    /// written, and the launcher has logged why.
     fn run(&self, kernel: Kernel, shape: LaunchShape, tensors: &[Option<&Tensor>], numbers: &[Argument]) -> Option<()> {
         let arguments = tensors.iter().map(|tensor| Argument::from(*tensor)).chain(numbers.iter().copied()).collect();
         self.0.launch(&mut Launch { kernel, shape, arguments }).ok()
