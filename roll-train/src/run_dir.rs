@@ -281,7 +281,9 @@ impl RunDir {
         if found.algorithm == config.algo.name && found.configuration == first_fingerprint {
             return Ok(());
         }
-        let short = |fingerprint: &str| fingerprint.chars().take(12).collect::<String>();
+        /// Number of digits of a fingerprint in a message.
+        const SHOWN_DIGITS: usize = 12;
+        let short = |fingerprint: &str| fingerprint.chars().take(SHOWN_DIGITS).collect::<String>();
         let (checkpoint_path, run_path) = (checkpoint.path().display(), self.path.display());
         let problem = format!(
             "is of another run: expected one of `{}` by `{}` that began with configuration {}, found `{}` by `{}` \

@@ -211,12 +211,15 @@ impl<L: Launcher> FusedOps<L> {
     }
 }
 
-/// Whether the tensor has this dtype and device, is contiguous, and is aligned to 16 bytes.
+/// Alignment of tensors: the bytes that a kernel reads at once, eight bf16 or four f32.
+const ALIGNMENT_BYTES: usize = 16;
+
+/// Whether the tensor has this dtype and device, is contiguous, and is aligned to [`ALIGNMENT_BYTES`].
 fn can_be_read(tensor: &Tensor, kind: Kind, device: Device) -> bool {
     tensor.kind() == kind
         && tensor.device() == device
         && tensor.is_contiguous()
-        && (tensor.data_ptr() as usize).is_multiple_of(16)
+        && (tensor.data_ptr() as usize).is_multiple_of(ALIGNMENT_BYTES)
 }
 
 /// Widths must be multiples of this number: kernels read bf16 in groups of eight.
