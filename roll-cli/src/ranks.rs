@@ -66,8 +66,8 @@ impl Job {
     /// Waits for the other processes of the job. After [`MESSAGE_DELAY`], a message says what this process waits for.
     fn assemble(place: &Place) -> Result<TcpRanks> {
         // The sender is dropped when all have joined, which ends the thread that would print the message.
-        let (joined, waits) = mpsc::channel::<()>();
-        let waiting = format!(
+        let (sender, receiver) = mpsc::channel::<()>();
+        let message = format!(
             "waiting up to {} s for all {} processes of the job at {}:{}; for one process, unset {}",
             JOIN_TIMEOUT.as_secs(),
             place.size,
@@ -77,12 +77,12 @@ impl Job {
         );
         // If the thread cannot be started, only the message is missing.
         let _ = threads::spawn("a message", move || {
-            if waits.recv_timeout(MESSAGE_DELAY) == Err(mpsc::RecvTimeoutError::Timeout) {
-                tracing::warn!("{waiting}");
+            if receiver.recv_timeout(MESSAGE_DELAY) == Err(mpsc::RecvTimeoutError::Timeout) {
+                tracing::warn!("{message}");
             }
         });
         let ranks = TcpRanks::join(place, JOIN_TIMEOUT)?;
-        drop(joined);
+        drop(sender);
         Ok(ranks)
     }
 

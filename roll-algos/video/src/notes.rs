@@ -51,15 +51,15 @@ fn evaluates_nothing(config: &ConfiguredOptions<'_>) -> bool {
 /// size, length and order of the clips, but no batches.
 pub fn buckets(config: &ConfiguredOptions<'_>) -> Result<Vec<String>> {
     let algorithm = config.value("algo.name").and_then(|name| name.as_str()).unwrap_or("the algorithm");
-    let named = config.named(&["data.bucket_ratios", "data.bucket_frames"]);
-    // `named` ends with its verb: "`data.bucket_frames: [33]` has".
-    let note = |named| {
+    // Subject and verb of the sentence: "`data.bucket_frames: [33]` has".
+    let beginning = config.named(&["data.bucket_ratios", "data.bucket_frames"]);
+    let note = |beginning| {
         format!(
-            "{named} an effect on the size, length and order of clips alone: `{algorithm}` computes one sample at a \
-             time"
+            "{beginning} an effect on the size, length and order of clips alone: `{algorithm}` computes one sample at \
+             a time"
         )
     };
-    Ok(named.map(note).into_iter().collect())
+    Ok(beginning.map(note).into_iter().collect())
 }
 
 roll_core::inventory::submit! {

@@ -7,8 +7,8 @@
 //! NCCL and the CUDA runtime are loaded at run time. The ranks find each other over the *host communicator*, which is
 //! TCP. It also carries small values, barriers and failures. NCCL itself neither notices nor names a rank that is
 //! missing, so every collective begins with a barrier of the host communicator. Nothing waits for ever: the
-//! communicator does not block, each wait has a timeout and asks the host communicator for failures, and after a
-//! failure the communicator is aborted, which ends kernels that wait for other ranks.
+//! communicator does not block, and each wait has a timeout and asks the host communicator for failures. After a
+//! failure, the NCCL communicator is aborted, which ends kernels that wait for other ranks.
 //!
 //! Values are in host memory, as [`Communicator`] requires. They are staged through pinned memory and one pair of
 //! device buffers, on a stream of their own that waits for no other kernels. All memory is allocated before the

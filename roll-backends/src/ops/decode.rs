@@ -94,8 +94,8 @@ impl Uploads {
         T: Clone + Send + Sync + 'static,
     {
         let mut uploads = lock(&self.0);
-        let known = uploads.iter().filter_map(|upload| upload.downcast_ref::<(usize, Device<B>, T)>());
-        for (known_key, known_device, tensors) in known {
+        let known_uploads = uploads.iter().filter_map(|upload| upload.downcast_ref::<(usize, Device<B>, T)>());
+        for (known_key, known_device, tensors) in known_uploads {
             if *known_key == key && known_device == device {
                 return tensors.clone();
             }

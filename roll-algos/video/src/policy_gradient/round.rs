@@ -578,9 +578,9 @@ fn clear_all_but_best_and_worst(advantages: &mut [f64], has_score: &[bool], rows
     for positions in positions_by_row.values() {
         let row_advantages: Vec<Option<f64>> =
             positions.iter().map(|i| has_score[*i].then_some(advantages[*i])).collect();
-        let chosen = best_and_worst(&row_advantages, best_of);
+        let chosen_indices = best_and_worst(&row_advantages, best_of);
         for (i, position) in positions.iter().enumerate() {
-            if !chosen.contains(&i) {
+            if !chosen_indices.contains(&i) {
                 advantages[*position] = 0.0;
             }
         }

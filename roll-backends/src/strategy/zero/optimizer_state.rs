@@ -66,11 +66,11 @@ impl OptimizerState {
     ) -> Result<Self> {
         let is_single_rank = ranks.world_size() == 1;
         let has_all_moments = options.stage == 0 || is_single_rank;
-        let all = model.parameter_count();
-        let count = if has_all_moments { all } else { partition.shards_len() };
+        let total = model.parameter_count();
+        let count = if has_all_moments { total } else { partition.shards_len() };
         let device_updates = options.optimizer_location().updates(model, count)?;
         if device_updates.is_some() {
-            tracing::info!("AdamW updates the parameters on the device they are on: {count} of {all} on this rank");
+            tracing::info!("AdamW updates the parameters on the device they are on: {count} of {total} on this rank");
         }
         let host_sums = || HostSums::zeros(options, model.parameters(), partition, ranks);
         let buckets = partition.buckets().iter();
@@ -160,7 +160,7 @@ impl OptimizerState {
             Self::Shards { shards, sums } => sums.update(model, shards, &host_coefficients),
             Self::Device { updates, sums: Some(sums) } => {
                 updates.discard();
-                updates.add(&sums.all())?;
+                updates.add(&sums.all_sums())?;
                 updates.update(&host_coefficients)
             }
             Self::Device { updates, sums: None } => {
@@ -262,28 +262,29 @@ impl HostSums {
         // Read at each update, because a checkpoint or an import may have replaced the parameters since the last one.
         let mut parameters = ParameterAccess::open(model)?;
         for (number, (bucket, shard)) in self.partition.buckets().iter().zip(shards).enumerate() {
-            let own = self.own_range(bucket);
+            let own_range = self.own_range(bucket);
             let read_own = || {
                 let mut values = parameters.read(bucket)?;
-                values.truncate(own.end);
-                values.drain(..own.start);
+                values.truncate(own_range.end);
+                values.drain(..own_range.start);
                 Ok(values)
             };
             let which = if self.updates_all { BucketSums::Whole } else { BucketSums::ShardOf(rank) };
-            let updated = self
-                .gradients
-                .read_bucket(number, which, |gradients| shard.updated(read_own, &gradients[..own.len()], update))?;
+            let updated = self.gradients.read_bucket(number, which, |gradients| {
+                shard.updated(read_own, &gradients[..own_range.len()], update)
+            })?;
             parameters.write(bucket, &self.gather(bucket, updated.into())?)?;
         }
         parameters.close()
     }
 
     /// The sums of all parameters, in the flat layout. Requires that every rank has all sums (stages 0 and 1).
-    fn all(&self) -> Vec<f32> {
-        let mut all = Vec::new();
+    fn all_sums(&self) -> Vec<f32> {
+        let mut all_sums = Vec::new();
         for (number, bucket) in self.partition.buckets().iter().enumerate() {
-            self.gradients.read_bucket(number, BucketSums::Whole, |sums| all.extend_from_slice(&sums[..bucket.len]));
+            self.gradients
+                .read_bucket(number, BucketSums::Whole, |sums| all_sums.extend_from_slice(&sums[..bucket.len]));
         }
-        all
+        all_sums
     }
 }

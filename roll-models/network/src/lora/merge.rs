@@ -76,7 +76,7 @@ pub fn merge_lora(
 /// the image encoder's branch, which LightX2V's LoRAs for Wan2.2 have although Wan2.2 does not, and a patch embedding
 /// of another number of channels, as in a distillation of T2V that is used on I2V.
 pub fn merged_on_read(base: Checkpoint, loras: &[(Lora, f64, PathBuf)]) -> Result<Checkpoint, LoraError> {
-    let mut all = Vec::new();
+    let mut all_deltas = Vec::new();
     for (lora, strength, path) in loras {
         // Missing names are allowed at first. A name that is missing without a known reason fails below.
         let options = MergeOptions { strength: *strength, allow_missing: true, ..MergeOptions::default() };
@@ -97,9 +97,9 @@ pub fn merged_on_read(base: Checkpoint, loras: &[(Lora, f64, PathBuf)]) -> Resul
                 path.display()
             );
         }
-        all.push(deltas);
+        all_deltas.push(deltas);
     }
-    Ok(base.with_change(Arc::new(OnRead(all))))
+    Ok(base.with_change(Arc::new(OnRead(all_deltas))))
 }
 
 /// Warns that a base without a branch for an image encoder leaves out these layers of a LoRA.

@@ -59,13 +59,13 @@ pub(super) fn open_network(
     };
     let files = onnx_files(directory)?;
     let stem = |path: &PathBuf| path.file_stem().unwrap_or_default().to_string_lossy().to_lowercase();
-    let known: Vec<&PathBuf> = files.iter().filter(|f| recognises(&stem(f))).collect();
-    match known.as_slice() {
+    let recognised_files: Vec<&PathBuf> = files.iter().filter(|f| recognises(&stem(f))).collect();
+    match recognised_files.as_slice() {
         [one] => return Ok(Model::open(one, device)?),
         // A detector is not recognised by its contents.
         [] if key == DETECTOR.key => return Err(none_fits(files.iter().map(|f| name_of(f)).collect())),
         [] => {}
-        _ => return Err(several_fit(known.iter().map(|f| name_of(f)).collect())),
+        _ => return Err(several_fit(recognised_files.iter().map(|f| name_of(f)).collect())),
     }
     // No file has a known name: inspect the files that are not recognised as detectors.
     let (mut fitting, mut seen) = (vec![], vec![]);
