@@ -215,8 +215,8 @@ impl DataConfig {
         let usable_frames = unit.frames_within(self.num_frames);
         (usable_frames != self.num_frames).then(|| {
             format!(
-                "`data.num_frames: {}`: at most {usable_frames} frames of a clip are used; the model takes one more than \
-                 a multiple of {}",
+                "`data.num_frames: {}`: at most {usable_frames} frames of a clip are used; the model takes one more \
+                 than a multiple of {}",
                 self.num_frames, unit.frames
             )
         })
