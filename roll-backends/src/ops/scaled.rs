@@ -52,7 +52,7 @@ impl ScaledMatrix {
 fn decoded(kind: EightBits, codes: Tensor<2, Int>, scales: Tensor<1>) -> Tensor<2> {
     let [codes, scales] = [codes.into_dispatch(), scales.into_dispatch()];
     let values = with_backend!(codes, B => {
-        let values = B::decoded(kind, B::unwrap(codes).int(), B::constant(scales), DType::F32);
+        let values = B::decoded(kind, B::backend_tensor(codes).int(), B::constant(scales), DType::F32);
         B::wrap(BackendTensor::Float(values))
     });
     Tensor::from_dispatch(values)
@@ -71,7 +71,7 @@ impl LinearScaled {
     /// The weight, decoded on the backend `B`.
     fn decoded<B: Kernels>(&self) -> Floats<B> {
         let ScaledMatrix { kind, codes, scales, .. } = self.weight.clone();
-        let codes = B::unwrap(codes.into_dispatch()).int();
+        let codes = B::backend_tensor(codes.into_dispatch()).int();
         B::decoded(kind, codes, B::constant(scales.into_dispatch()), self.product_dtype)
     }
 }

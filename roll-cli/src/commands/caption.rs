@@ -35,7 +35,7 @@ pub fn caption(args: CaptionData) -> Result<()> {
     let output = std::path::absolute(&args.output).map_err(Error::file("write", &args.output))?;
     let rows = RowColumns::read(&args.path, captioner.data.base_path.as_deref())?;
     // The columns of each row, whose paths are relative to the output's directory instead of the metadata's.
-    let columns: Vec<_> = rows.iter().map(|row| row.named_from(output.parent().unwrap_or(&output))).collect();
+    let columns: Vec<_> = rows.iter().map(|row| row.values_relative_to(output.parent().unwrap_or(&output))).collect();
     let mut prompts = known_prompts(&args, &output, &columns)?;
     let in_order = |prompts: &[Option<String>]| -> String {
         columns.iter().zip(prompts).filter_map(|(row, prompt)| Some(line(row, prompt.as_ref()?))).collect()

@@ -263,7 +263,7 @@ impl FlowGrpoConfig {
         let &StochasticStep { plan, step, factors, .. } = stochastic_step;
         // Both means are computed in the same way from the same latents, so that equal velocities have the ratio 1, bit
         // for bit.
-        let (x, next) = (transition.x.f32s()?, transition.next()?);
+        let (x, next) = (transition.x.f32s()?, transition.next_latents()?);
         let (mean, old_mean) = (step.mean(x, velocity.f32s()?), step.mean(x, transition.velocity.f32s()?));
         let shift = PolicyShift {
             log_ratio: step.log_prob(&next, &mean, mask) - step.log_prob(&next, &old_mean, mask),

@@ -5,7 +5,7 @@ use roll_core::keys::check_ranges;
 use roll_core::{Error, Result, ResultExt, ScheduleFacts, Sigma, SigmaRange};
 use roll_step::update::OnNonfinite;
 
-use super::levels::{Levels, Logit, TimestepSampling};
+use super::levels::{Levels, LogitDistribution, TimestepSampling};
 use super::loss::Weighting;
 use crate::sampling::{GuidanceScale, Sampling, SamplingOptions, check_steps_agree};
 
@@ -101,7 +101,7 @@ impl FlowMatchingConfig {
     pub fn levels(&self, facts: ScheduleFacts) -> Result<Levels> {
         check_ranges("algo", self)?;
         self.sampling(facts)?;
-        let logit = Logit { mean: self.logit_mean, deviation: self.logit_std };
+        let logit = LogitDistribution { mean: self.logit_mean, deviation: self.logit_std };
         Ok(Levels::new(self.timestep_sampling, self.shift(facts), logit, self.range(facts)?))
     }
 

@@ -290,10 +290,10 @@ impl RewardFl {
         let negative = plan.guidance.is_on().then_some(self.config.negative_prompt.as_str());
         let conditions = self.prepared.conditions(diffusion(ctx.model)?, sample, negative)?;
         let noise = ctx.noise.latents(ctx.step, key, &conditions.prompt.latent_shape)?;
-        let unrecorded = |plan: &RolloutPlan, noise: &Tensor| -> Result<Tensor> {
+        let unrecorded_latents = |plan: &RolloutPlan, noise: &Tensor| -> Result<Tensor> {
             Ok(rollout(diffusion(ctx.model)?, &conditions, noise, plan, Grad::Skip, watch)?.latents)
         };
-        let starts = self.config.trained_steps.starts(plan, noise, ctx.noise, [ctx.step, key], unrecorded)?;
+        let starts = self.config.trained_steps.starts(plan, noise, ctx.noise, [ctx.step, key], unrecorded_latents)?;
         Ok((conditions, starts))
     }
 

@@ -75,7 +75,7 @@ fn weight_gradient(shape: ConvShape, output: [usize; 3], x: &[f32], d_y: &[f32])
     // From `[taps, outputs, inputs]` to `[outputs, inputs, taps]`.
     let mut d_weight = vec![0.0; taps * pairs];
     for (pair, out) in d_weight.chunks_exact_mut(taps).enumerate() {
-        out.iter_mut().enumerate().for_each(|(tap, out)| *out = by_tap[tap * pairs + pair]);
+        out.iter_mut().enumerate().for_each(|(tap, value)| *value = by_tap[tap * pairs + pair]);
     }
     d_weight
 }

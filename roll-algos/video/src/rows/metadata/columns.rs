@@ -54,9 +54,9 @@ impl RowColumns {
         files.map(Path::new).next()
     }
 
-    /// The values for a metadata file in `directory`, an absolute path. Files below `directory` get relative paths,
-    /// others absolute paths.
-    pub fn named_from(&self, directory: &Path) -> Map<String, Value> {
+    /// The values for a metadata file in `directory`, an absolute path. Files below `directory` get relative paths, all
+    /// other files absolute paths.
+    pub fn values_relative_to(&self, directory: &Path) -> Map<String, Value> {
         let mut row = self.clone();
         row.change_paths(|file| {
             let file = std::path::absolute(file).unwrap_or_else(|_| file.into());
