@@ -56,7 +56,7 @@ fn recorded(model: &mut Wan, conditioning: &Conditioning, batch: usize) -> Pullb
 }
 
 fn on_device(model: &Wan) -> usize {
-    model.on_device.load(Ordering::Relaxed)
+    model.passes_on_device.load(Ordering::Relaxed)
 }
 
 #[test]

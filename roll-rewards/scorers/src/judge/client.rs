@@ -89,7 +89,11 @@ impl Client {
                 no_answer
             })
         });
-        asked.map_err(|reason| Unanswered { peer: format!("the service {last_url} (`reward.url`)"), times, ..reason })
+        asked.map_err(|reason| Unanswered {
+            peer: format!("the service {last_url} (`reward.url`)"),
+            attempts: times,
+            ..reason
+        })
     }
 
     /// Asks one address after the other until one answers or fails permanently. Adds the number of requests to `times`.
