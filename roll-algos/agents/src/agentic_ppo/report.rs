@@ -15,9 +15,9 @@ pub(super) fn skipped(episode: &Episode) -> (String, String) {
     (format!("episode of seed {}", episode.seed), reason)
 }
 
-/// A group that is not trained on, and the reason.
-pub(super) fn left_out_group(number: usize) -> (String, String) {
-    (format!("group {number}"), "all of its episodes have the same score".into())
+/// A group that is not trained on, and the reason. All such groups of a step have the same words, and so one warning.
+pub(super) fn left_out_group() -> (String, String) {
+    ("a group of episodes".into(), "all have the same score".into())
 }
 
 /// Adds mean, maximum and minimum of `values` to the metrics, unless there are no values.
