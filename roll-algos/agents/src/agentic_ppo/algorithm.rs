@@ -310,7 +310,7 @@ impl AgenticPpo {
         if self.config.refill_rounds > 0 {
             report.metrics.insert("env/groups_drawn".into(), drawn as f64);
         }
-        report.skipped.extend(left_out.iter().map(|group| left_out_group(*group)));
+        report.skipped.extend(left_out.iter().map(|_| left_out_group()));
         if episodes.is_empty() {
             return Ok(report);
         }

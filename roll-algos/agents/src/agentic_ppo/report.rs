@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use super::config::AgenticPpoConfig;
 use super::episode::{Ending, Episode};
 use super::rewards::groups;
+use super::statistics::pass_at;
 
 /// The origin of an episode that is not trained on, and the reason.
 pub(super) fn skipped(episode: &Episode) -> (String, String) {
@@ -15,9 +16,9 @@ pub(super) fn skipped(episode: &Episode) -> (String, String) {
     (format!("episode of seed {}", episode.seed), reason)
 }
 
-/// A group that is not trained on, and the reason.
-pub(super) fn left_out_group(number: usize) -> (String, String) {
-    (format!("group {number}"), "all of its episodes have the same score".into())
+/// A group that is not trained on, and the reason. All such groups of a step have the same words, and so one warning.
+pub(super) fn left_out_group() -> (String, String) {
+    ("a group of episodes".into(), "all have the same score".into())
 }
 
 /// Adds mean, maximum and minimum of `values` to the metrics, unless there are no values.
@@ -95,35 +96,9 @@ pub(super) fn pass_metrics(episodes: &[Episode], samples: usize) -> BTreeMap<Str
     ks.into_iter().filter_map(|k| Some((format!("env/pass@{k}"), mean(k)?))).collect()
 }
 
-/// The chance that at least one of `k` of `n` samples, drawn without replacement, is among the `right` ones.
-fn pass_at(k: usize, n: usize, right: usize) -> f64 {
-    let wrong = n - right;
-    if wrong < k {
-        return 1.0;
-    }
-    // All k are wrong: the product of (wrong - i) / (n - i).
-    1.0 - (0..k).map(|i| (wrong - i) as f64 / (n - i) as f64).product::<f64>()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn pass_at_k_is_the_share_of_the_subsets_with_a_right_sample() {
-        for n in 1..=8usize {
-            for right in 0..=n {
-                for k in 1..=n {
-                    // The samples below `right` are right.
-                    let of_size_k = (0u32..1 << n).filter(|set| set.count_ones() as usize == k);
-                    let (all, good) = of_size_k.fold((0.0, 0.0), |(all, good), set| {
-                        (all + 1.0, good + f64::from(u8::from(set & ((1 << right) - 1) != 0)))
-                    });
-                    assert!((pass_at(k, n, right) - good / all).abs() < 1e-12, "{k} {n} {right}");
-                }
-            }
-        }
-    }
 
     #[test]
     fn starts_are_averaged_and_failed_episodes_left_out() {

@@ -76,6 +76,17 @@ pub fn clip_fraction(values: &[f64], bound: f64) -> f64 {
     clipped as f64 / values.len().max(1) as f64
 }
 
+/// The chance that at least one of `k` of `n` samples, drawn without replacement, is among the `right` ones: the unbiased
+/// estimate of pass@k (<https://arxiv.org/abs/2107.03374>). `k` is at most `n`, and so is `right`.
+pub fn pass_at(k: usize, n: usize, right: usize) -> f64 {
+    let wrong = n.saturating_sub(right);
+    if wrong < k {
+        return 1.0;
+    }
+    // All k are wrong: the product of (wrong - i) / (n - i).
+    1.0 - (0..k).map(|i| (wrong - i) as f64 / (n - i) as f64).product::<f64>()
+}
+
 fn kept<'a>(values: &'a [f64], mask: &'a [bool]) -> impl Iterator<Item = f64> + 'a {
     values.iter().zip(mask).filter_map(|(v, kept)| kept.then_some(*v))
 }
@@ -89,6 +100,22 @@ fn mean(values: &[f64], mask: &[bool]) -> f64 {
 mod tests {
     #![allow(clippy::unwrap_used)]
     use super::*;
+
+    #[test]
+    fn pass_at_k_is_the_share_of_the_subsets_with_a_right_sample() {
+        for n in 1..=8usize {
+            for right in 0..=n {
+                for k in 1..=n {
+                    // The samples below `right` are right.
+                    let of_size_k = (0u32..1 << n).filter(|set| set.count_ones() as usize == k);
+                    let (all, good) = of_size_k.fold((0.0, 0.0), |(all, good), set| {
+                        (all + 1.0, good + f64::from(u8::from(set & ((1 << right) - 1) != 0)))
+                    });
+                    assert!((pass_at(k, n, right) - good / all).abs() < 1e-12, "{k} {n} {right}");
+                }
+            }
+        }
+    }
 
     #[test]
     fn nothing_kept_is_zero_and_one_token_is_finite() {

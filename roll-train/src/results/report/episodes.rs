@@ -282,7 +282,7 @@ mod tests {
         let pieces = first_text(&Texts::read(dir.path()).unwrap());
         let part = |piece: &Value, part: &str| piece.get_attr(part).unwrap().to_string();
         let pieces: Vec<_> = pieces.iter().map(|piece| ["text", "is_written"].map(|key| part(piece, key))).collect();
-        assert_eq!(pieces, [["<|user|>hi", "false"], ["yo<|end|>", "true"]]);
+        assert_eq!(pieces, [["<|user|>hi", "False"], ["yo<|end|>", "True"]]);
     }
 
     #[test]
