@@ -184,6 +184,14 @@ const PROMISES: [Promise; 51] = [
         ],
     ),
     (
+        "pairs of answers, of which one is preferred (DPO, IPO, SimPO)",
+        &[
+            "tests/fixtures/dpo_loss",
+            "roll-algos/agents/src/dpo/tests.rs::a_preference_is_learnt_and_holds_for_prompts_that_were_not_trained_on",
+            "tests/resume.rs::resume_of_preferences_is_bit_exact",
+        ],
+    ),
+    (
         "ZeRO stages 0 to 3",
         &[
             "roll-backends/src/strategy/zero/tests.rs::all_stages_compute_the_same_bits",

@@ -32,6 +32,8 @@ const MARK: &str = "wan22_paths.json";
 const CLIPS: &str = include_str!("demo_flow_matching.yaml");
 /// The configuration of supervised fine-tuning on the demo's conversations.
 const CONVERSATIONS: &str = include_str!("demo_sft.yaml");
+/// The configuration of DPO on the demo's preferences.
+const PREFERENCES: &str = include_str!("demo_dpo.yaml");
 
 /// The configuration of the agent, and of its environment.
 const AGENT: &str = include_str!("demo_agent.yaml");
@@ -60,7 +62,12 @@ pub fn layers(user: &MergedConfig) -> Result<Option<ConfigLayers>> {
     let (layers, on_gpu) = match (algorithm, ALGORITHMS.iter().find(|(name, _)| *name == algorithm)) {
         (_, Some((_, config))) if is_video_demo => (faces(user, config)?, GPU),
         ("flow_matching", _) if is_video_demo => (clips()?, GPU),
-        ("sft", _) if names_none(TEXT.model, &["model.model_path", "algo.data"]) => (conversations()?, GPU_TEXT),
+        ("sft", _) if names_none(TEXT.model, &["model.model_path", "algo.data"]) => {
+            (texts(CONVERSATIONS, "conversations.jsonl")?, GPU_TEXT)
+        }
+        ("dpo", _) if names_none(TEXT.model, &["model.model_path", "algo.data"]) => {
+            (texts(PREFERENCES, "preferences.jsonl")?, GPU_TEXT)
+        }
         ("agentic_ppo", _) if names_none(TEXT.model, &["model.model_path"]) => (agent(user)?, GPU_TEXT),
         _ => return Ok(None),
     };
@@ -86,7 +93,7 @@ struct ModelKind {
 
 const VIDEO: ModelKind =
     ModelKind { algorithms: &["reward_fl", "diffusion_nft", "flow_grpo", "flow_matching"], model: "wan2_2" };
-const TEXT: ModelKind = ModelKind { algorithms: &["agentic_ppo", "sft"], model: "causal_lm" };
+const TEXT: ModelKind = ModelKind { algorithms: &["agentic_ppo", "sft", "dpo"], model: "causal_lm" };
 
 /// Why a configuration does not ask for a demo although it lacks something that only a demo would bring. The variants
 /// hold the reason in words.
@@ -163,14 +170,15 @@ fn clips() -> Result<ConfigLayers> {
     text_in("the demo", CLIPS, &directory)
 }
 
-/// The demo of supervised fine-tuning, on conversations from the agent's environment.
-fn conversations() -> Result<ConfigLayers> {
+/// The demo of an algorithm on texts from the agent's environment: its configuration, and the name of the file with the
+/// texts.
+fn texts(config: &str, file: &str) -> Result<ConfigLayers> {
     let directory = directory()?;
     tracing::info!(
         "no model and no data are named: this is the demo, with the built-in small language model, on {}",
-        directory.join("conversations.jsonl").display()
+        directory.join(file).display()
     );
-    text_in("the demo", CONVERSATIONS, &directory)
+    text_in("the demo", config, &directory)
 }
 
 /// A configuration in whose text `DEMO` means `directory`. `name` is its origin in messages.

@@ -71,7 +71,7 @@ fn check(input: &PlanInput) -> Result<()> {
     }
     if input.passes.texts.is_empty() {
         let problem = "the algorithm does not say what it does with a language model, such as `causal_lm`: expected \
-                       `agentic_ppo` or `sft`; those that make videos train `wan2_2`";
+                       `agentic_ppo`, `sft` or `dpo`; those that make videos train `wan2_2`";
         return Err(Error::config("algo.name", problem));
     }
     Ok(())
