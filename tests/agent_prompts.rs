@@ -319,7 +319,7 @@ fn prompts_are_those_of_the_families_token_by_token() {
             all_groups: 1,
             group_size: 1,
             temperature: 1.0,
-            held_out: false,
+            ..EpisodePlan::default()
         };
         let mut worlds: Vec<Box<dyn Environment>> = vec![Box::new(Asks(0))];
         let played = play(&config, plan, &mut model, &mut worlds, &Noise::new(3), &Silent).unwrap();

@@ -423,7 +423,7 @@ fn notes_name_keys_without_effect_of_every_algorithm_on_videos() {
 
 /// A backend that this machine cannot use.
 fn unusable() -> Option<roll_backends::Backend> {
-    roll_backends::Backend::ALL.into_iter().find(|backend| backend.usable(0).is_err())
+    roll_backends::Backend::ALL.into_iter().find(|backend| backend.check_usable(0).is_err())
 }
 
 #[test]

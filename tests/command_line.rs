@@ -61,6 +61,7 @@ fn examples_and_demos_have_no_idle_keys() {
         &["examples/recipes/identity-i2v.yaml"],
         &["examples/recipes/judge-t2v.yaml"],
         &["examples/recipes/clips-i2v.yaml"],
+        &["examples/recipes/sums-smollm2.yaml"],
         &["roll-cli/src/demo.yaml", "roll-cli/src/demo_reward.yaml"],
         &["roll-cli/src/demo_agent.yaml", "roll-cli/src/demo_agent_env.yaml"],
         &["roll-cli/src/demo_flow_matching.yaml"],
@@ -249,10 +250,12 @@ fn devices_lists_every_backend_and_gpu_with_what_is_missing() {
     for (backend, row) in Backend::ALL.iter().zip(found["backends"].as_array().unwrap()) {
         let line = table.lines().find(|line| line.split(' ').next() == Some(backend.name())).unwrap();
         assert_eq!((row["name"].as_str(), row["built"].as_bool()), (Some(backend.name()), Some(backend.is_compiled())));
-        assert_eq!(row["devices"] == 0, backend.usable(0).is_err(), "{row}");
+        assert_eq!(row["devices"] == 0, backend.check_usable(0).is_err(), "{row}");
         match row["missing"].as_str() {
             None => assert!(row["devices"] != 0 && line.contains(&format!("--backend {backend}")), "{line}"),
-            Some(missing) if backend.is_compiled() => assert_eq!(Some(missing), backend.usable(0).err().as_deref()),
+            Some(missing) if backend.is_compiled() => {
+                assert_eq!(Some(missing), backend.check_usable(0).err().as_deref())
+            }
             Some(missing) => {
                 assert!(line.contains(missing) && missing.contains(&backend.build_command()), "{line}");
             }

@@ -53,7 +53,8 @@ const RECIPES: [Case; 3] = [
 const OF_RECIPES: [&str; 4] = ["--set", "backend=flex", "--set", "model.tokenizer_path=tiny/google/umt5-xxl"];
 
 /// Configurations that need files of others: `config` alone.
-const INCOMPLETE: [Case; 3] = [
+const INCOMPLETE: [Case; 4] = [
+    ("recipe-sums-smollm2", &["ROOT/examples/recipes/sums-smollm2.yaml"]),
     ("sokoban", &["ROOT/demo/agent/sokoban.yaml"]),
     ("import-reward_fl", &["ROOT/fuzz/corpus/config/roll.yaml"]),
     ("anchors-and-references", &["ROOT/fuzz/corpus/config/ours.yaml"]),

@@ -5,7 +5,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Mutex;
-use std::sync::mpsc::{self, Receiver, Sender};
+use std::sync::mpsc::{self, Receiver, SendError, Sender};
 
 use burn_tensor::Device;
 use roll_core::Result;
@@ -56,7 +56,7 @@ pub fn begin<T: Send + 'static>(
 fn queue(device: &Device, purpose: Purpose, job: Job) -> std::result::Result<(), Job> {
     let mut threads = lock(&THREADS);
     if let Some(thread) = threads.iter().find(|thread| thread.purpose == purpose && thread.device == *device) {
-        return thread.jobs.send(job).map_err(|refused| refused.0);
+        return thread.jobs.send(job).map_err(|SendError(job)| job);
     }
     let (jobs, pending) = mpsc::channel();
     let name = match purpose {
@@ -68,7 +68,7 @@ fn queue(device: &Device, purpose: Purpose, job: Job) -> std::result::Result<(),
         tracing::warn!("no thread can be started for copies, and the computation now waits for them: {error}");
         return Err(job);
     }
-    let sent = jobs.send(job).map_err(|refused| refused.0);
+    let sent = jobs.send(job).map_err(|SendError(job)| job);
     threads.push(Thread { device: device.clone(), purpose, jobs });
     sent
 }

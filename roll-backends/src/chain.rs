@@ -41,7 +41,7 @@ pub struct ChainRecord {
     /// The segments in order, with their checkpoints.
     steps: Vec<(Arc<dyn Segment>, Checkpointed)>,
     shared: Vec<NdTensor>,
-    track_shared: bool,
+    tracks_shared: bool,
     parameters: Option<Parameters>,
 }
 
@@ -68,7 +68,7 @@ impl Chain {
     }
 
     /// Runs the chain and returns its last state. If `grad` is [`Grad::Record`], also returns the record for the
-    /// backward pass. `track_shared` makes the backward pass return the cotangents of `shared` too, which costs one
+    /// backward pass. `tracks_shared` makes the backward pass return the cotangents of `shared` too, which costs one
     /// accumulation per segment. The backward pass adds the gradients of trainable parameters to `parameters`.
     pub fn forward(
         &self,
@@ -76,15 +76,16 @@ impl Chain {
         shared: Vec<NdTensor>,
         grad: Grad,
         memory: Memory,
-        track_shared: bool,
+        tracks_shared: bool,
         parameters: Option<Parameters>,
     ) -> Result<(NdTensor, Option<ChainRecord>)> {
         let mut state = state;
         let mut steps = Vec::new();
         for segment in &self.segments {
             if grad.is_on() && memory == Memory::Hold {
-                let trains = parameters.is_some();
-                let (next, recorded) = run_recorded(segment.as_ref(), &state, &shared, track_shared, trains)?;
+                let trains_parameters = parameters.is_some();
+                let (next, recorded) =
+                    run_recorded(segment.as_ref(), &state, &shared, tracks_shared, trains_parameters)?;
                 steps.push((segment.clone(), Checkpointed::Graph(recorded)));
                 state = next;
                 continue;
@@ -103,7 +104,7 @@ impl Chain {
             }
             state = segment.forward(&state, &shared, &Tape::off())?.untracked();
         }
-        let record = grad.is_on().then_some(ChainRecord { steps, shared, track_shared, parameters });
+        let record = grad.is_on().then_some(ChainRecord { steps, shared, tracks_shared, parameters });
         Ok((state, record))
     }
 }
@@ -120,7 +121,7 @@ impl ChainRecord {
                 Checkpointed::Input(input) => self.recompute(segment.as_ref(), &input.cast(DType::F32))?,
                 Checkpointed::HostInput(input) => {
                     let input = input.into_device()?.cast(DType::F32);
-                    // The input of the segment that is pulled back next is copied while this one is.
+                    // The input of the segment that is pulled back next is copied while this segment is recomputed.
                     if let Some((_, Checkpointed::HostInput(next))) = self.steps.last_mut() {
                         next.prefetch()?;
                     }
@@ -146,27 +147,28 @@ impl ChainRecord {
 
     /// Runs a segment again from its input, this time recorded.
     fn recompute(&self, segment: &dyn Segment, input: &NdTensor) -> Result<vjp::Recorded> {
-        let trains = self.parameters.is_some();
-        Ok(run_recorded(segment, input, &self.shared, self.track_shared, trains)?.1)
+        let trains_parameters = self.parameters.is_some();
+        let (_, recorded) = run_recorded(segment, input, &self.shared, self.tracks_shared, trains_parameters)?;
+        Ok(recorded)
     }
 }
 
-/// Runs a segment under autodiff. Its recorded inputs are `state`, and `shared` if that is tracked; with `trains`, its
-/// trainable parameters are recorded too.
+/// Runs a segment under autodiff. The recorded inputs are `state`; `shared` if `tracks_shared`; and the segment's
+/// trainable parameters if `trains_parameters`.
 fn run_recorded(
     segment: &dyn Segment,
     state: &NdTensor,
     shared: &[NdTensor],
-    track_shared: bool,
-    trains: bool,
+    tracks_shared: bool,
+    trains_parameters: bool,
 ) -> Result<(NdTensor, vjp::Recorded)> {
     let mut inputs = vec![state.clone()];
-    if track_shared {
+    if tracks_shared {
         inputs.extend_from_slice(shared);
     }
-    let tape = if trains { Tape::on() } else { Tape::off() };
+    let tape = if trains_parameters { Tape::on() } else { Tape::off() };
     let (mut values, recorded) = vjp(&inputs, tape, |inputs, tape| {
-        let shared = if track_shared { &inputs[1..] } else { shared };
+        let shared = if tracks_shared { &inputs[1..] } else { shared };
         Ok(vec![segment.forward(&inputs[0], shared, tape)?])
     })?;
     Ok((values.remove(0), recorded))

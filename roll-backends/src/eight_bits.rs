@@ -20,6 +20,15 @@ pub enum EightBits {
     E5m2,
 }
 
+/// The sign of a code of either float type.
+const SIGN_BIT: u8 = 0x80;
+/// Biases of the exponents.
+const F32_BIAS: u32 = 127;
+const E4M3_BIAS: u32 = 7;
+const E5M2_BIAS: u32 = 15;
+/// Bits of the mantissa of an f32.
+const F32_MANTISSA_BITS: u32 = 23;
+
 impl EightBits {
     /// The number that `code` represents. Every such number is exact in bf16.
     pub fn value(self, code: u8) -> f32 {
@@ -31,12 +40,12 @@ impl EightBits {
                     (15, 7) => f32::NAN,
                     // Subnormal: mantissa / 8 * 2^-6.
                     (0, mantissa) => f32::from(mantissa) / 512.0,
-                    // The exponent's bias is 7 here and 127 in f32.
                     (exponent, mantissa) => {
-                        f32::from_bits((u32::from(exponent) + 120) << 23) * (1.0 + f32::from(mantissa) / 8.0)
+                        let f32_exponent = u32::from(exponent) + F32_BIAS - E4M3_BIAS;
+                        f32::from_bits(f32_exponent << F32_MANTISSA_BITS) * (1.0 + f32::from(mantissa) / 8.0)
                     }
                 };
-                if code < 128 { magnitude } else { -magnitude }
+                if code & SIGN_BIT == 0 { magnitude } else { -magnitude }
             }
             // The upper byte of an f16.
             Self::E5m2 => f16::from_bits(u16::from(code) << 8).to_f32(),
@@ -63,20 +72,21 @@ impl EightBits {
         let value = value.clamp(-self.largest(), self.largest());
         let (mantissa_bits, bias) = match self {
             Self::Int8 => return value.round_ties_even() as i8 as u8,
-            Self::E4m3 => (3, 7),
-            Self::E5m2 => (2, 15),
+            Self::E4m3 => (3, E4M3_BIAS),
+            Self::E5m2 => (2, E5M2_BIAS),
         };
-        let (sign, bits) = ((value.is_sign_negative() as u8) << 7, value.abs().to_bits());
+        let sign = if value.is_sign_negative() { SIGN_BIT } else { 0 };
+        let bits = value.abs().to_bits();
         // Below the smallest normal number, 2^(1 - bias), numbers are evenly spaced.
-        let smallest_normal = f32::from_bits((128 - bias) << 23);
+        let smallest_normal = f32::from_bits((F32_BIAS + 1 - bias) << F32_MANTISSA_BITS);
         if value.abs() < smallest_normal {
             let steps = value.abs() / smallest_normal * f32::from(1u8 << mantissa_bits);
             return sign | steps.round_ties_even() as u8;
         }
         // Normal numbers: drops the lower bits of f32's mantissa, to nearest with ties to even, and changes the bias.
-        let dropped_bits = 23 - mantissa_bits;
+        let dropped_bits = F32_MANTISSA_BITS - mantissa_bits;
         let rounded = (bits + (1 << (dropped_bits - 1)) - 1 + (bits >> dropped_bits & 1)) >> dropped_bits;
-        sign | (rounded - ((127 - bias) << mantissa_bits)) as u8
+        sign | (rounded - ((F32_BIAS - bias) << mantissa_bits)) as u8
     }
 }
 

@@ -60,7 +60,7 @@ pub(crate) fn open(path: &Path) -> Result<Library, String> {
 
 /// Loads the first of these libraries that can be loaded, and returns it with its name. If none can, the error has the
 /// reason for each.
-pub(crate) fn first<'a>(names: &[&'a str]) -> Result<(Library, &'a str), String> {
+pub(crate) fn open_first<'a>(names: &[&'a str]) -> Result<(Library, &'a str), String> {
     let mut reasons = Vec::new();
     for name in names {
         match open(Path::new(name)) {

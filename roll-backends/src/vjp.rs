@@ -53,15 +53,15 @@ pub struct Recorded {
     tape: Tape,
 }
 
-/// Runs `f` on `inputs` and records it; `tape` collects the parameters that `f` reads. Returns the values of `f`,
-/// outside any graph, and the recorded computation.
+/// Runs `forward` on `inputs` and records it; `tape` collects the parameters that `forward` reads. Returns the values
+/// of `forward`, outside any graph, and the recorded computation.
 pub fn vjp(
     inputs: &[NdTensor],
     tape: Tape,
-    f: impl FnOnce(&[NdTensor], &Tape) -> Result<Vec<NdTensor>>,
+    forward: impl FnOnce(&[NdTensor], &Tape) -> Result<Vec<NdTensor>>,
 ) -> Result<(Vec<NdTensor>, Recorded)> {
     let inputs: Vec<_> = inputs.iter().map(NdTensor::tracked).collect();
-    let outputs = f(&inputs, &tape)?;
+    let outputs = forward(&inputs, &tape)?;
     let values = outputs.iter().cloned().map(NdTensor::untracked).collect();
     Ok((values, Recorded { inputs, outputs, tape }))
 }

@@ -37,7 +37,7 @@ impl Configuration {
                 return Err(directory_as_file(file));
             }
             // The configuration of a run may be another person's: it needs consent (`--trust`).
-            let is_of_run = RunDir::has_config(file);
+            let is_of_run = RunDir::is_config_of_run(file);
             layers = if is_of_run { layers.file_of_run(file, args.trust)? } else { layers.file(file)? };
         }
         layers = layers.environment(std::env::vars())?;
@@ -69,11 +69,11 @@ impl Configuration {
         Ok(Self { layers, merged })
     }
 
-    /// The built-in components, and the components of plugins: of those that the configuration names, and of those in
-    /// the directories of `ROLL_PLUGIN_PATH`.
+    /// The built-in components, the components of the plugins that the configuration names, and the components of the
+    /// plugins in the directories of `ROLL_PLUGIN_PATH`.
     pub fn registry(&self) -> Result<Registry> {
-        let (paths, replace) = self.merged.plugins()?;
-        let replaces = if replace { Replaces::LinkedIn } else { Replaces::Nothing };
+        let (paths, may_replace) = self.merged.plugins()?;
+        let replaces = if may_replace { Replaces::Linked } else { Replaces::Nothing };
         let mut registry = Registry::linked()?;
         for path in paths {
             registry = registry.with_components(&roll_plugin::load(path)?.registrations(), replaces)?;
@@ -98,6 +98,7 @@ impl Configuration {
         }
     }
 
+    /// The name of the algorithm, if the configuration has one.
     pub fn algorithm(&self) -> Option<&str> {
         self.merged.peek("algo.name")?.as_str()
     }

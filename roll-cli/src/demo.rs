@@ -12,42 +12,43 @@ use serde_json::json;
 
 /// The configuration of the video demo. In this and the other texts, `DEMO` is replaced with the directory of the
 /// demo's files.
-const CONFIG: &str = include_str!("demo.yaml");
+const VIDEO_CONFIG: &str = include_str!("demo.yaml");
 /// The part of the video demo for each algorithm that trains on a reward.
-const ALGORITHMS: [(&str, &str); 3] = [
+const ALGORITHM_CONFIGS: [(&str, &str); 3] = [
     ("reward_fl", include_str!("demo_reward_fl.yaml")),
     ("diffusion_nft", include_str!("demo_diffusion_nft.yaml")),
     ("flow_grpo", include_str!("demo_flow_grpo.yaml")),
 ];
 /// The reward of the video demo. It is left out if the user names another reward, which would not know its options.
-const REWARD: &str = include_str!("demo_reward.yaml");
+const REWARD_CONFIG: &str = include_str!("demo_reward.yaml");
 /// The environment variable that names the directory of the demo's files.
 const VARIABLE: &str = "ROLL_DEMO";
 
 roll_core::inventory::submit! { roll_core::Variable(VARIABLE) }
-/// The file by which the directory is recognized.
-const MARK: &str = "wan22_paths.json";
+/// The file by which the directory of the demo's files is recognized.
+const MARKER_FILE: &str = "wan22_paths.json";
 
 /// The configuration of flow matching on the demo's clips.
-const CLIPS: &str = include_str!("demo_flow_matching.yaml");
+const CLIPS_CONFIG: &str = include_str!("demo_flow_matching.yaml");
 /// The configuration of supervised fine-tuning on the demo's conversations.
-const CONVERSATIONS: &str = include_str!("demo_sft.yaml");
+const CONVERSATIONS_CONFIG: &str = include_str!("demo_sft.yaml");
 /// The configuration of DPO on the demo's preferences.
-const PREFERENCES: &str = include_str!("demo_dpo.yaml");
+const PREFERENCES_CONFIG: &str = include_str!("demo_dpo.yaml");
 
-/// The configuration of the agent, and of its environment.
-const AGENT: &str = include_str!("demo_agent.yaml");
-const AGENT_ENVIRONMENT: &str = include_str!("demo_agent_env.yaml");
+/// The configuration of the agent.
+const AGENT_CONFIG: &str = include_str!("demo_agent.yaml");
+/// The configuration of the agent's environment.
+const ENVIRONMENT_CONFIG: &str = include_str!("demo_agent_env.yaml");
 
 /// Added to the video demo on a GPU: one rank with the samples of the CPU's four ranks. The demo was trained in this
 /// way on a GPU, and never with several threads there.
-const GPU: &str = "ranks: 1\ntraining:\n  per_device_train_batch_size: 4\n";
-/// Added to the language demo on a GPU. Its samples are not counted by rank.
-const GPU_TEXT: &str = "ranks: 1\n";
+const VIDEO_ON_GPU: &str = "ranks: 1\ntraining:\n  per_device_train_batch_size: 4\n";
+/// Added to the language demo on a GPU. The samples of that demo are not counted by rank.
+const LANGUAGE_ON_GPU: &str = "ranks: 1\n";
 
 /// Keys that name the files of a video model.
 const WAN_FILES: [&str; 2] = ["model.model_paths", "model.model_id_with_origin_paths"];
-/// The key that names the clips on which it is trained.
+/// The key that names the clips on which a video model is trained.
 const WAN_CLIPS: &str = "data.metadata";
 
 /// The demo that the user's configuration asks for; `None` if it names a model or data, or an algorithm without a demo.
@@ -59,16 +60,16 @@ pub fn layers(user: &MergedConfig) -> Result<Option<ConfigLayers>> {
     };
     let algorithm = user.peek("algo.name").and_then(|name| name.as_str()).unwrap_or_default();
     let is_video_demo = names_none(VIDEO.model, &[WAN_FILES[0], WAN_FILES[1], WAN_CLIPS]);
-    let (layers, on_gpu) = match (algorithm, ALGORITHMS.iter().find(|(name, _)| *name == algorithm)) {
-        (_, Some((_, config))) if is_video_demo => (faces(user, config)?, GPU),
-        ("flow_matching", _) if is_video_demo => (clips()?, GPU),
-        ("sft", _) if names_none(TEXT.model, &["model.model_path", "algo.data"]) => {
-            (texts(CONVERSATIONS, "conversations.jsonl")?, GPU_TEXT)
+    let (layers, on_gpu) = match (algorithm, ALGORITHM_CONFIGS.iter().find(|(name, _)| *name == algorithm)) {
+        (_, Some((_, config))) if is_video_demo => (faces(user, config)?, VIDEO_ON_GPU),
+        ("flow_matching", _) if is_video_demo => (clips()?, VIDEO_ON_GPU),
+        ("sft", _) if names_none(LANGUAGE.model, &["model.model_path", "algo.data"]) => {
+            (texts(CONVERSATIONS_CONFIG, "conversations.jsonl")?, LANGUAGE_ON_GPU)
         }
-        ("dpo", _) if names_none(TEXT.model, &["model.model_path", "algo.data"]) => {
-            (texts(PREFERENCES, "preferences.jsonl")?, GPU_TEXT)
+        ("dpo", _) if names_none(LANGUAGE.model, &["model.model_path", "algo.data"]) => {
+            (texts(PREFERENCES_CONFIG, "preferences.jsonl")?, LANGUAGE_ON_GPU)
         }
-        ("agentic_ppo", _) if names_none(TEXT.model, &["model.model_path"]) => (agent(user)?, GPU_TEXT),
+        ("agentic_ppo", _) if names_none(LANGUAGE.model, &["model.model_path"]) => (agent(user)?, LANGUAGE_ON_GPU),
         _ => return Ok(None),
     };
     on_one_gpu(user, layers, on_gpu).map(Some)
@@ -93,7 +94,7 @@ struct ModelKind {
 
 const VIDEO: ModelKind =
     ModelKind { algorithms: &["reward_fl", "diffusion_nft", "flow_grpo", "flow_matching"], model: "wan2_2" };
-const TEXT: ModelKind = ModelKind { algorithms: &["agentic_ppo", "sft", "dpo"], model: "causal_lm" };
+const LANGUAGE: ModelKind = ModelKind { algorithms: &["agentic_ppo", "sft", "dpo"], model: "causal_lm" };
 
 /// Why a configuration does not ask for a demo although it lacks something that only a demo would bring. The variants
 /// hold the reason in words.
@@ -114,16 +115,16 @@ pub fn why_not_demo(user: &MergedConfig) -> Option<NotDemo> {
 fn wrong_model(user: &MergedConfig) -> Option<String> {
     let name = |key: &str| user.peek(key).and_then(|value| value.as_str());
     let (algorithm, model) = (name("algo.name")?, name("model.name")?);
-    match (VIDEO.algorithms.contains(&algorithm), TEXT.algorithms.contains(&algorithm)) {
-        (true, _) if model == TEXT.model => Some(format!(
+    match (VIDEO.algorithms.contains(&algorithm), LANGUAGE.algorithms.contains(&algorithm)) {
+        (true, _) if model == LANGUAGE.model => Some(format!(
             "`{algorithm}` trains video models, and `{model}` is a language model: add `--model {}`, or choose another \
              algorithm ({})",
             VIDEO.model,
-            TEXT.algorithms.join(", ")
+            LANGUAGE.algorithms.join(", ")
         )),
         (_, true) if model == VIDEO.model => Some(format!(
             "`{algorithm}` trains language models, and `{model}` (the default) is a video model: add `--model {}`",
-            TEXT.model
+            LANGUAGE.model
         )),
         _ => None,
     }
@@ -156,9 +157,9 @@ fn missing_part(user: &MergedConfig) -> Option<String> {
 /// The demo of an agent. Its environment is left out if the user names another one.
 fn agent(user: &MergedConfig) -> Result<ConfigLayers> {
     tracing::info!("no model is named: this is the demo, with the built-in small language model");
-    let layers = ConfigLayers::new().text("the demo", AGENT)?;
+    let layers = ConfigLayers::new().text("the demo", AGENT_CONFIG)?;
     match user.peek("env.name").is_none_or(|name| name == "frozen_lake") {
-        true => layers.text("the demo", AGENT_ENVIRONMENT),
+        true => layers.text("the demo", ENVIRONMENT_CONFIG),
         false => Ok(layers),
     }
 }
@@ -167,7 +168,7 @@ fn agent(user: &MergedConfig) -> Result<ConfigLayers> {
 fn clips() -> Result<ConfigLayers> {
     let directory = directory()?;
     tracing::info!("no model and no data are named: this is the demo in {}", directory.display());
-    text_in("the demo", CLIPS, &directory)
+    text_in("the demo", CLIPS_CONFIG, &directory)
 }
 
 /// The demo of an algorithm on texts from the agent's environment: its configuration, and the name of the file with the
@@ -187,18 +188,19 @@ fn text_in(name: &str, config: &str, directory: &Path) -> Result<ConfigLayers> {
     ConfigLayers::new().text(name, &config.replace("DEMO", quoted.trim_matches('"')))
 }
 
-/// The demo of an algorithm that trains on the similarity of faces; `algorithm` is its text in [`ALGORITHMS`].
+/// The demo of an algorithm that trains on the similarity of faces; `algorithm` is its text in [`ALGORITHM_CONFIGS`].
 fn faces(user: &MergedConfig, algorithm: &str) -> Result<ConfigLayers> {
     let directory = directory()?;
     tracing::info!("no model and no data are named: this is the demo in {}", directory.display());
-    let layers = text_in("the demo", CONFIG, &directory)?;
+    let layers = text_in("the demo", VIDEO_CONFIG, &directory)?;
     let layers = text_in("the demo", algorithm, &directory)?.over(layers);
     match names_another_reward(user) {
         true => Ok(layers),
-        false => Ok(text_in("the demo's reward", REWARD, &directory)?.over(layers)),
+        false => Ok(text_in("the demo's reward", REWARD_CONFIG, &directory)?.over(layers)),
     }
 }
 
+/// Whether the user names a reward that is not the demo's.
 fn names_another_reward(user: &MergedConfig) -> bool {
     let first = user.peek("reward").and_then(|rewards| rewards.get(0)?.get("name"));
     first.is_some_and(|name| name != "insightface")
@@ -213,7 +215,7 @@ fn directory() -> Result<PathBuf> {
         Some(given) => vec![PathBuf::from(given)],
         None => installed.into_iter().chain([checkout]).collect(),
     };
-    let found = candidates.iter().find(|c| c.join(MARK).is_file());
+    let found = candidates.iter().find(|c| c.join(MARKER_FILE).is_file());
     found.map(|dir| dir.canonicalize().unwrap_or_else(|_| dir.clone())).ok_or_else(|| {
         let last = candidates.last().map(|c| c.display().to_string()).unwrap_or_default();
         Error::Unsupported(format!(

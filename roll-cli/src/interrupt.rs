@@ -11,7 +11,7 @@ use roll_train::StopSignal;
 use crate::progress;
 
 /// Exit code of a process that a second Ctrl-C ends at once. A run that stops with a checkpoint has the same code.
-const CODE: i32 = 130;
+const EXIT_CODE: i32 = 130;
 
 /// Signals that ask a run to stop. `mpirun` hands SIGUSR1 on to every rank at once; on SIGTERM and Ctrl-C it waits for
 /// `odls_base_sigkill_timeout` seconds first, and kills after as many more. SIGHUP comes when the terminal is closed.
@@ -45,8 +45,8 @@ pub fn catch() -> Result<StopSignal> {
 
 /// The run that the signals stop. It is set before the handlers are installed.
 static STOP: OnceLock<StopSignal> = OnceLock::new();
-/// Whether SIGINT came.
-static PRESSED: AtomicBool = AtomicBool::new(false);
+/// Whether a first SIGINT came.
+static HAS_INTERRUPT: AtomicBool = AtomicBool::new(false);
 
 fn install(number: c_int) -> io::Result<()> {
     // SAFETY: `on_signal` has the signature of a handler. It reads and writes atomics, writes to a descriptor and may
@@ -58,15 +58,15 @@ fn install(number: c_int) -> io::Result<()> {
 }
 
 extern "C" fn on_signal(number: c_int) {
-    if number == SIGINT && PRESSED.swap(true, Ordering::Relaxed) {
+    if number == SIGINT && HAS_INTERRUPT.swap(true, Ordering::Relaxed) {
         progress::clear();
-        // SAFETY: it may be called in handlers.
-        unsafe { libc::_exit(CODE) }
+        // SAFETY: `_exit` may be called in signal handlers.
+        unsafe { libc::_exit(EXIT_CODE) }
     }
     if let Some(signal) = STOP.get() {
         signal.ask();
     }
-    // Unix keeps the handler; elsewhere it is for one signal.
+    // The handler stays installed on Unix. Elsewhere a signal removes it, so it is installed again.
     #[cfg(not(unix))]
     let _ = install(number);
 }
@@ -76,5 +76,6 @@ fn is_ignored(number: i32) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
     let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok()).unwrap_or(0);
+    // Signal n is bit n - 1 of the mask.
     mask >> (number - 1) & 1 == 1
 }

@@ -28,9 +28,15 @@ const LAUNCHERS: [Launcher; 4] = [TORCH, OPEN_MPI, SLURM, MPICH];
 
 /// Lowest port of a job without MASTER_PORT. A number that is derived from the job is added, see [`slurm`] and
 /// [`one_machine`].
-const PORT: u16 = 20_000;
+const LOWEST_PORT: u16 = 20_000;
+/// Number of ports, from the lowest one on, that jobs without MASTER_PORT use.
+const PORTS: u16 = 20_000;
 
-/// The launcher that started several processes, and their number; `None` if there is one process.
+/// Ports below this one need privileges.
+const LOWEST_UNPRIVILEGED_PORT: u16 = 1024;
+
+/// The launcher that started several processes, and their number; `None` if there is one process. Here and below,
+/// `value` returns the value of an environment variable.
 fn launcher(value: &impl Fn(&str) -> Option<String>) -> Option<(Launcher, usize)> {
     let with_size = |launcher: Launcher| Some((launcher, number(value, launcher.size)?)).filter(|(_, size)| *size > 1);
     let sets_rank = |(launcher, _): &(Launcher, usize)| number(value, launcher.rank).is_some();
@@ -39,13 +45,13 @@ fn launcher(value: &impl Fn(&str) -> Option<String>) -> Option<(Launcher, usize)
     LAUNCHERS.into_iter().filter_map(with_size).find(sets_rank).or_else(|| LAUNCHERS.into_iter().find_map(with_size))
 }
 
-/// The value of the variable `name` as a number; `value` returns the values of variables.
+/// The value of the variable `name` as a number.
 fn number(value: &impl Fn(&str) -> Option<String>, name: &str) -> Option<usize> {
     value(name)?.trim().parse().ok()
 }
 
 /// The place of this process in its job; `None` if it is alone. Fails if a launcher started several processes and does
-/// not say how they find each other: they would all do the same work and write the same files.
+/// not say how they find each other, because they would all do the same work and write the same files.
 pub fn place(value: impl Fn(&str) -> Option<String>) -> Result<Option<Place>> {
     let Some((launcher, size)) = launcher(&value) else { return Ok(None) };
     let missing = |name: &str, what: &str| {
@@ -72,8 +78,9 @@ pub fn place(value: impl Fn(&str) -> Option<String>) -> Result<Option<Place>> {
     let given_port = number(&value, "MASTER_PORT").and_then(|port| u16::try_from(port).ok());
     let port = given_port.or(derived_port).ok_or_else(|| missing("MASTER_PORT", "a free port of rank 0's host"))?;
     // `torchrun` listens at MASTER_PORT itself if its agent has the store, so the ranks take the next port.
-    let torchrun_listens = value("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|is| is.eq_ignore_ascii_case("true"));
-    let port = if torchrun_listens { port.wrapping_add(1).max(1024) } else { port };
+    let torchrun_listens =
+        value("TORCHELASTIC_USE_AGENT_STORE").is_some_and(|value| value.eq_ignore_ascii_case("true"));
+    let port = if torchrun_listens { port.wrapping_add(1).max(LOWEST_UNPRIVILEGED_PORT) } else { port };
     // The name of the job and of its attempt: processes of another job that meet at the same port are refused.
     let names =
         ["TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT", "SLURM_JOB_ID", "SLURM_STEP_ID", "PMIX_NAMESPACE"];
@@ -97,7 +104,7 @@ fn secret(value: &impl Fn(&str) -> Option<String>) -> Result<Option<Secret>> {
 fn slurm(value: &impl Fn(&str) -> Option<String>) -> Option<(String, u16)> {
     let nodes = value("SLURM_STEP_NODELIST").or_else(|| value("SLURM_JOB_NODELIST"))?;
     let job = number(value, "SLURM_JOB_ID")? + number(value, "SLURM_STEP_ID").unwrap_or(0);
-    Some((first_node(&nodes)?, PORT + (job % usize::from(PORT)) as u16))
+    Some((first_node(&nodes)?, LOWEST_PORT + (job % usize::from(PORTS)) as u16))
 }
 
 /// This machine, if all processes of a job of Open MPI run on it, and a port that usually differs between jobs.
@@ -105,7 +112,7 @@ fn one_machine(value: &impl Fn(&str) -> Option<String>, size: usize) -> Option<(
     let is_one_machine = number(value, "OMPI_COMM_WORLD_LOCAL_SIZE")? == size;
     let mut job = DefaultHasher::new();
     value("PMIX_NAMESPACE")?.hash(&mut job);
-    is_one_machine.then(|| ("127.0.0.1".into(), PORT + (job.finish() % u64::from(PORT)) as u16))
+    is_one_machine.then(|| ("127.0.0.1".into(), LOWEST_PORT + (job.finish() % u64::from(PORTS)) as u16))
 }
 
 /// The first node of a list that Slurm has abbreviated: `gpu[03-05,7],login1` begins with `gpu03`.
@@ -194,7 +201,7 @@ mod tests {
         assert_eq!((one.host.as_str(), one.rank, one.size), ("127.0.0.1", 1, 4));
         assert_eq!(one, same);
         assert!(one.port != other.port && one.job != other.job, "{one:?} {other:?}");
-        assert!([one, other].iter().all(|job| (PORT..2 * PORT).contains(&job.port)));
+        assert!([one, other].iter().all(|job| (LOWEST_PORT..LOWEST_PORT + PORTS).contains(&job.port)));
         // Half of the processes are on another machine.
         assert!(job("7340033", "2").unwrap_err().to_string().contains("MASTER_ADDR"));
     }

@@ -15,8 +15,8 @@ use tracing::{Event, Level, Metadata, Subscriber};
 use crate::output::{printable, wrapped};
 use crate::progress;
 
-/// Width of a line's level, such as ` INFO `: wrapped lines are indented by it.
-const LEVEL: usize = 6;
+/// Width of a line's level, such as ` INFO `. Wrapped lines are indented by this width.
+const LEVEL_WIDTH: usize = 6;
 
 /// Variables that hold a filter, such as "debug" or "roll_wan=trace". The first one that is set counts.
 const FILTERS: [&str; 2] = ["ROLL_LOG", "RUST_LOG"];
@@ -30,7 +30,7 @@ impl Filter {
     /// Reads directives that commas separate: `LEVEL`, `TARGET` or `TARGET=LEVEL`. Returns the filter, and the
     /// directives that are invalid.
     fn parse(text: &str) -> (Self, Vec<&str>) {
-        let mut wrong = Vec::new();
+        let mut invalid = Vec::new();
         let mut levels = Vec::new();
         for directive in text.split(',').map(str::trim).filter(|directive| !directive.is_empty()) {
             let (target, level) = match directive.split_once('=') {
@@ -43,7 +43,7 @@ impl Filter {
             let is_target = target.chars().all(|c| c.is_alphanumeric() || "_:-".contains(c));
             match level {
                 Some(level) if is_target => levels.push((target.to_string(), level)),
-                _ => wrong.push(directive),
+                _ => invalid.push(directive),
             }
         }
         if levels.is_empty() {
@@ -52,9 +52,10 @@ impl Filter {
         }
         // The last entry that fits counts: the longest beginning, and the last of several equal ones.
         levels.sort_by_key(|(target, _)| target.len());
-        (Self(levels), wrong)
+        (Self(levels), invalid)
     }
 
+    /// The least severe level of this target.
     fn level(&self, target: &str) -> LevelFilter {
         let known = self.0.iter().rev().find(|(beginning, _)| target.starts_with(beginning));
         known.map_or(LevelFilter::OFF, |(_, level)| *level)
@@ -66,8 +67,8 @@ impl Filter {
     }
 }
 
-/// The level of the arguments: of `-q`, or of `-v` and how often it is there.
-fn level(quiet: bool, verbose: u8) -> Option<&'static str> {
+/// The filter that the arguments set: `-q`, or `-v` that is given `verbose` times. `None` without either.
+fn filter_of_arguments(quiet: bool, verbose: u8) -> Option<&'static str> {
     match (quiet, verbose) {
         (true, _) => Some("warn"),
         (false, 0) => None,
@@ -81,28 +82,28 @@ fn level(quiet: bool, verbose: u8) -> Option<&'static str> {
 /// `quiet` leaves only warnings and errors, and no progress bars. A `verbose` of 1 adds what each part does, 2
 /// everything else. A capable terminal shows colours and progress bars; elsewhere each line begins with its time.
 ///
-/// `rank` is that of this process in a job; `None` if it is alone. Lines of a job begin with the rank of their process.
-/// If this process is alone and its ranks are threads, lines of all ranks but the first begin with their rank. Ranks
-/// after the first log only warnings, unless a filter is set.
+/// `rank` is the rank of this process in a job; `None` if it is alone. Lines of a job begin with the rank of their
+/// process. If this process is alone and its ranks are threads, lines of all ranks but the first begin with their rank.
+/// Ranks after the first log only warnings, unless a filter is set.
 pub fn init(quiet: bool, verbose: u8, rank: Option<usize>) {
-    let terminal = std::io::stderr().is_terminal();
-    let dumb = variable("TERM").is_some_and(|term| term == "dumb");
-    if quiet || !terminal || dumb {
+    let is_terminal = std::io::stderr().is_terminal();
+    let is_dumb = variable("TERM").is_some_and(|term| term == "dumb");
+    if quiet || !is_terminal || is_dumb {
         progress::hide();
     }
     let named = FILTERS.into_iter().find_map(|name| Some((name, variable(name)?)));
-    let (source, text) = match level(quiet, verbose) {
-        Some(level) => ("", level.to_string()),
+    let (source, text) = match filter_of_arguments(quiet, verbose) {
+        Some(filter) => ("", filter.to_string()),
         None => named.unwrap_or(("", "info".into())),
     };
-    let (filter, wrong) = Filter::parse(&text);
+    let (filter, invalid) = Filter::parse(&text);
     let log = Log {
         max: filter.max(),
         filter,
-        is_set: level(quiet, verbose).is_some() || !source.is_empty(),
+        is_set: filter_of_arguments(quiet, verbose).is_some() || !source.is_empty(),
         rank,
-        with_colours: terminal && !dumb && variable("NO_COLOR").is_none(),
-        with_time: !terminal || verbose > 0,
+        has_colours: is_terminal && !is_dumb && variable("NO_COLOR").is_none(),
+        has_time: !is_terminal || verbose > 0,
     };
     let log: &'static Log = Box::leak(Box::new(log));
     // Both fail if they were set before, which nothing in this program does.
@@ -110,7 +111,7 @@ pub fn init(quiet: bool, verbose: u8, rank: Option<usize>) {
     if log::set_logger(log).is_ok() {
         log::set_max_level(log.max.to_string().parse().unwrap_or(log::LevelFilter::Off));
     }
-    for directive in wrong {
+    for directive in invalid {
         // Past the filter, which may hide warnings.
         log.write(
             Level::WARN,
@@ -136,8 +137,8 @@ struct Log {
     /// Whether an argument or a variable set the filter.
     is_set: bool,
     rank: Option<usize>,
-    with_colours: bool,
-    with_time: bool,
+    has_colours: bool,
+    has_time: bool,
 }
 
 impl Log {
@@ -162,11 +163,11 @@ impl Log {
     fn line(&self, prefix: &str, now: SystemTime, level: Level, message: &str) -> String {
         let message = without_secrets(message);
         let message = printable(&message);
-        let [dim, colour, plain] = match self.with_colours {
+        let [dim, colour, plain] = match self.has_colours {
             true => ["\u{1b}[2m", colour(level), "\u{1b}[0m"],
             false => [""; 3],
         };
-        let time = if self.with_time { format!("{dim}{}{plain} ", utc(now)) } else { String::new() };
+        let time = if self.has_time { format!("{dim}{}{plain} ", utc(now)) } else { String::new() };
         format!("{prefix}{time}{colour}{:>5}{plain} {message}\n", level.as_str())
     }
 }
@@ -183,13 +184,20 @@ fn colour(level: Level) -> &'static str {
 
 /// A time as in RFC 3339, with microseconds. Dates by Howard Hinnant's `civil_from_days`.
 fn utc(time: SystemTime) -> String {
+    const SECONDS_PER_DAY: u64 = 86_400;
+    /// Days from 0000-03-01 to the epoch.
+    const DAYS_BEFORE_EPOCH: u64 = 719_468;
+    /// Days of an era, which has 400 years.
+    const DAYS_PER_ERA: u64 = 146_097;
     let passed = time.duration_since(UNIX_EPOCH).unwrap_or_default();
-    let (days, second) = (passed.as_secs() / 86_400, passed.as_secs() % 86_400);
-    // Days since 0000-03-01: a year that begins in March has its leap day at its end.
-    let days = days + 719_468;
-    let (era, day) = (days / 146_097, days % 146_097);
+    let (days, second) = (passed.as_secs() / SECONDS_PER_DAY, passed.as_secs() % SECONDS_PER_DAY);
+    // Years are counted from March, so that a leap day is the last day of its year.
+    let days = days + DAYS_BEFORE_EPOCH;
+    let (era, day) = (days / DAYS_PER_ERA, days % DAYS_PER_ERA);
+    // Without its leap days, an era has years of 365 days.
     let year = (day - day / 1460 + day / 36_524 - day / 146_096) / 365;
     let day = day - (365 * year + year / 4 - year / 100);
+    // From March on, each five months have 153 days.
     let month = (5 * day + 2) / 153;
     let day = day - (153 * month + 2) / 5 + 1;
     let month = if month < 10 { month + 3 } else { month - 9 };
@@ -200,7 +208,7 @@ fn utc(time: SystemTime) -> String {
 
 impl Subscriber for &'static Log {
     fn register_callsite(&self, metadata: &'static Metadata<'static>) -> Interest {
-        // Which rank a thread is may change.
+        // Not `Interest::always`, because the rank of a thread may change, by which `is_enabled` decides.
         match *metadata.level() <= self.filter.level(metadata.target()) {
             true => Interest::sometimes(),
             false => Interest::never(),
@@ -267,7 +275,7 @@ impl Visit for EventText {
 
 /// The text with long lines wrapped, if standard error is a terminal.
 pub fn fitted(text: &str) -> String {
-    progress::columns().map_or_else(|| text.into(), |columns| wrapped(text, columns, |_| LEVEL))
+    progress::columns().map_or_else(|| text.into(), |columns| wrapped(text, columns, |_| LEVEL_WIDTH))
 }
 
 #[cfg(test)]
@@ -276,9 +284,9 @@ mod tests {
 
     use super::*;
 
-    fn log(with_colours: bool, with_time: bool) -> Log {
+    fn log(has_colours: bool, has_time: bool) -> Log {
         let (filter, _) = Filter::parse("info");
-        Log { max: filter.max(), filter, is_set: false, rank: None, with_colours, with_time }
+        Log { max: filter.max(), filter, is_set: false, rank: None, has_colours, has_time }
     }
 
     #[test]
@@ -318,10 +326,10 @@ mod tests {
 
     #[test]
     fn arguments_set_levels() {
-        let max = |quiet, verbose| level(quiet, verbose).map(|text| Filter::parse(text).0.max());
+        let max = |quiet, verbose| filter_of_arguments(quiet, verbose).map(|text| Filter::parse(text).0.max());
         assert_eq!([max(true, 3), max(false, 0)], [Some(LevelFilter::WARN), None]);
         assert_eq!([max(false, 1), max(false, 2)], [Some(LevelFilter::DEBUG), Some(LevelFilter::TRACE)]);
-        let (filter, _) = Filter::parse(level(false, 1).unwrap());
+        let (filter, _) = Filter::parse(filter_of_arguments(false, 1).unwrap());
         assert_eq!([filter.level("burn_flex"), filter.level("roll_wan")], [LevelFilter::INFO, LevelFilter::DEBUG]);
     }
 }

@@ -5,7 +5,7 @@
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
-// Its `println!` is for all modules after it.
+// This module defines the `println!` of all modules that follow.
 #[macro_use]
 mod output;
 

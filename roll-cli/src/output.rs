@@ -51,7 +51,7 @@ pub fn print_wrapped(text: Arguments<'_>) {
     let text = printable(&without_secrets(&text.to_string())).into_owned();
     let columns = console::Term::stdout().size_checked().filter(|_| std::io::stdout().is_terminal());
     match columns.map(|(_, columns)| usize::from(columns)) {
-        Some(columns @ 1..) => print_line(format_args!("{}", wrapped(&text, columns, last_column))),
+        Some(columns @ 1..) => print_line(format_args!("{}", wrapped(&text, columns, continuation_indent))),
         _ => print_line(format_args!("{text}")),
     }
 }
@@ -63,9 +63,10 @@ macro_rules! println_wrapped {
     };
 }
 
-/// Where the last column of a row begins, behind two spaces or more. A column that begins far to the right would leave
-/// no room for wrapped words, so the indentation is then 4.
-fn last_column(row: &str) -> usize {
+/// The indentation of the lines on which a row of a table continues: the start of its last column, which lies behind
+/// two spaces or more. A column that begins far to the right would leave no room for wrapped words, so the indentation
+/// is then 4. It is at least 2.
+fn continuation_indent(row: &str) -> usize {
     /// Three quarters of a terminal of 80 columns.
     const FAR_RIGHT: usize = 60;
     let start = row.rfind("  ").map_or(0, |at| row[..at + 2].chars().count());
@@ -172,10 +173,10 @@ mod tests {
         let row = "reward       motion         How much changes from frame to frame";
         let there = " ".repeat(28);
         assert_eq!(
-            wrapped(row, 50, last_column),
+            wrapped(row, 50, continuation_indent),
             format!("reward       motion         How much changes from\n{there}frame to frame")
         );
-        assert_eq!(last_column("no columns at all"), 2);
+        assert_eq!(continuation_indent("no columns at all"), 2);
     }
 
     #[test]

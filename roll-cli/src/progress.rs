@@ -1,4 +1,5 @@
-//! Progress bars in a terminal: what is done of the work, the phase, and the time left. Elsewhere nothing is drawn.
+//! Progress bars in a terminal: the completed part of the work, the phase, and the time left. Elsewhere nothing is
+//! drawn.
 
 use std::fmt::Write;
 use std::io::{self, IsTerminal};
@@ -21,22 +22,26 @@ fn bars() -> &'static MultiProgress {
     })
 }
 
+/// Upper limit on how often the bars are drawn.
 const DRAWS_A_SECOND: u8 = 20;
+/// Time between two drawings while no progress is reported; a spinner then shows the new number of seconds.
+const TICK: Duration = Duration::from_millis(500);
 
 /// Draws no bars from now on.
 pub fn hide() {
     bars().set_draw_target(ProgressDrawTarget::hidden());
-    HIDDEN.store(true, Ordering::Relaxed);
+    IS_HIDDEN.store(true, Ordering::Relaxed);
 }
 
-static HIDDEN: AtomicBool = AtomicBool::new(false);
+/// Whether [`hide`] was called.
+static IS_HIDDEN: AtomicBool = AtomicBool::new(false);
 /// Number of visible bars, each a line.
 static LINES: AtomicUsize = AtomicUsize::new(0);
 
-/// Clears the bars, in a signal handler that ends the process: it allocates nothing and waits for nothing.
+/// Clears the bars. A signal handler that ends the process may call this, because it neither allocates nor waits.
 #[cfg(unix)]
 pub fn clear() {
-    if HIDDEN.load(Ordering::Relaxed) {
+    if IS_HIDDEN.load(Ordering::Relaxed) {
         return;
     }
     for line in 0..LINES.load(Ordering::Relaxed) {
@@ -132,17 +137,19 @@ pub fn columns() -> Option<usize> {
     size.map(|(_, columns)| usize::from(columns)).filter(|columns| *columns > 0)
 }
 
+/// Columns of a terminal that does not report its width.
+const DEFAULT_COLUMNS: usize = 80;
 /// Columns that stay free at the end of a line for the `^C` that a terminal writes there. A line that it wraps could be
 /// cleared only in part.
-const MARGIN: usize = 3;
+const MARGIN_COLUMNS: usize = 3;
 /// Columns of a bar and of the space behind it.
-const BAR: usize = 21;
+const BAR_COLUMNS: usize = 21;
 /// Columns of a spinner and of its seconds.
-const SPINNER: usize = 10;
+const SPINNER_COLUMNS: usize = 10;
 
 /// The beginning of `text` that fits into a line of `columns` behind `taken` ones.
 fn fitting(text: &str, taken: usize, columns: usize) -> String {
-    printable(text).chars().take(columns.saturating_sub(taken + MARGIN)).collect()
+    printable(text).chars().take(columns.saturating_sub(taken + MARGIN_COLUMNS)).collect()
 }
 
 /// The text behind a bar.
@@ -166,10 +173,11 @@ fn show(bar: &ProgressBar, template: &str, text: impl Fn(&ProgressState) -> Stri
     if let Ok(style) = ProgressStyle::with_template(template) {
         bar.set_style(style.with_key("text", write));
     }
-    bar.enable_steady_tick(Duration::from_millis(500));
+    bar.enable_steady_tick(TICK);
     LINES.fetch_add(1, Ordering::Relaxed);
 }
 
+/// Removes the line of `bar`, which [`show`] added.
 fn remove(bar: &ProgressBar) {
     bar.finish_and_clear();
     bars().remove(bar);
@@ -203,7 +211,7 @@ impl TerminalBar {
         show(&bar, "{bar:20} {text}", move |state| {
             let BarText { time_left, phase } = &*locked(&text_to_draw);
             let text = format!("{}/{} {unit}{time_left}  {phase}", state.pos(), state.len().unwrap_or(total));
-            fitting(&text, BAR, columns().unwrap_or(80))
+            fitting(&text, BAR_COLUMNS, columns().unwrap_or(DEFAULT_COLUMNS))
         });
         Self { bar, first: Mutex::default(), text, is_shown: AtomicBool::new(true) }
     }
@@ -262,7 +270,7 @@ impl Spinner {
         let text = Arc::new(Mutex::new(phase.to_string()));
         let text_to_draw = Arc::clone(&text);
         show(&line, "{spinner} {text}", move |state| {
-            let phase = fitting(&locked(&text_to_draw), SPINNER, columns().unwrap_or(80));
+            let phase = fitting(&locked(&text_to_draw), SPINNER_COLUMNS, columns().unwrap_or(DEFAULT_COLUMNS));
             format!("{:.0} s  {phase}", state.elapsed().as_secs_f64())
         });
         Self { line, text }
@@ -337,10 +345,10 @@ mod tests {
     #[test]
     fn the_text_behind_a_bar_leaves_a_margin() {
         let text = "2/40 steps, 81 s left  pulling back through reward and decoder";
-        let cut = fitting(text, BAR, 80);
-        assert_eq!((cut.chars().count(), text.starts_with(&cut)), (80 - BAR - MARGIN, true));
-        assert_eq!(fitting(text, BAR, 120), text);
-        assert_eq!(fitting(text, BAR, 10), "");
+        let cut = fitting(text, BAR_COLUMNS, 80);
+        assert_eq!((cut.chars().count(), text.starts_with(&cut)), (80 - BAR_COLUMNS - MARGIN_COLUMNS, true));
+        assert_eq!(fitting(text, BAR_COLUMNS, 120), text);
+        assert_eq!(fitting(text, BAR_COLUMNS, 10), "");
     }
 
     #[test]

@@ -31,16 +31,16 @@ fn communicator_of_job() -> MutexGuard<'static, Option<Arc<dyn Communicator>>> {
 }
 
 /// How long processes wait for each other at the start.
-const PATIENCE: Duration = Duration::from_secs(600);
+const JOIN_TIMEOUT: Duration = Duration::from_secs(600);
 /// How long processes wait for each other before a message says so.
-const SOON: Duration = Duration::from_secs(10);
+const MESSAGE_DELAY: Duration = Duration::from_secs(10);
 
 /// How long NCCL may take to connect the processes.
-const START: Duration = Duration::from_secs(120);
+const NCCL_TIMEOUT: Duration = Duration::from_secs(120);
 /// Why a process that no launcher started has no NCCL.
-const ALONE: &str = "`--collectives nccl` is for the processes of a launcher, and none started this one: ranks that are \
-                     threads (`--ranks`) exchange values in host memory; leave the option out, or start a process for \
-                     each GPU: torchrun --no-python --nproc-per-node N roll run ...";
+const NO_LAUNCHER: &str = "`--collectives nccl` is for the processes of a launcher, and none started this one: ranks \
+     that are threads (`--ranks`) exchange values in host memory; leave the option out, or start a process for each \
+     GPU: torchrun --no-python --nproc-per-node N roll run ...";
 
 /// The number of this process's NVIDIA GPU, or the reason why it has none.
 type Gpu = std::result::Result<usize, String>;
@@ -54,7 +54,7 @@ impl Job {
         let _ = COLLECTIVES.set(collectives);
         let Some(place) = place else {
             return match collectives {
-                Collectives::Nccl => Err(Error::Unsupported(ALONE.into())),
+                Collectives::Nccl => Err(Error::Unsupported(NO_LAUNCHER.into())),
                 Collectives::Auto | Collectives::Host => Ok(Self(None)),
             };
         };
@@ -63,13 +63,13 @@ impl Job {
         Ok(Self(Some(ranks)))
     }
 
-    /// Waits for the other processes of the job. After [`SOON`], a message says what this process waits for.
+    /// Waits for the other processes of the job. After [`MESSAGE_DELAY`], a message says what this process waits for.
     fn assemble(place: &Place) -> Result<TcpRanks> {
         // The sender is dropped when all have joined, which ends the thread that would print the message.
         let (joined, waits) = mpsc::channel::<()>();
         let waiting = format!(
             "waiting up to {} s for all {} processes of the job at {}:{}; for one process, unset {}",
-            PATIENCE.as_secs(),
+            JOIN_TIMEOUT.as_secs(),
             place.size,
             place.host,
             place.port,
@@ -77,11 +77,11 @@ impl Job {
         );
         // If the thread cannot be started, only the message is missing.
         let _ = threads::spawn("a message", move || {
-            if waits.recv_timeout(SOON) == Err(mpsc::RecvTimeoutError::Timeout) {
+            if waits.recv_timeout(MESSAGE_DELAY) == Err(mpsc::RecvTimeoutError::Timeout) {
                 tracing::warn!("{waiting}");
             }
         });
-        let ranks = TcpRanks::join(place, PATIENCE)?;
+        let ranks = TcpRanks::join(place, JOIN_TIMEOUT)?;
         drop(joined);
         Ok(ranks)
     }
@@ -142,14 +142,14 @@ pub fn with_collectives(mut context: BuildContext) -> Result<BuildContext> {
     }
     let collectives = COLLECTIVES.get().copied().unwrap_or(Collectives::Host);
     context.ranks = choose_communicator(collectives, &context.backend, ranks, |ranks, device| {
-        NcclRanks::join(ranks, device, START).map(|ranks| ranks as Arc<dyn Communicator>)
+        NcclRanks::join(ranks, device, NCCL_TIMEOUT).map(|ranks| ranks as Arc<dyn Communicator>)
     })?;
     *communicator_of_job() = Some(context.ranks.clone());
     Ok(context)
 }
 
-/// The communicator for a run on `backend`: `host`, which uses TCP, or the result of `nccl`, which uses the GPU, and
-/// `host` for small messages.
+/// Chooses the communicator for a run on `backend`: `host`, which uses TCP, or the result of `nccl`, which uses the GPU
+/// and leaves small messages to `host`.
 fn choose_communicator(
     collectives: Collectives,
     backend: &str,
@@ -171,7 +171,7 @@ fn choose_communicator(
                 }
                 return Ok(ranks);
             }
-            // An error of the ranks themselves: the job is lost, not only NCCL.
+            // An error of the ranks themselves means that the whole job is lost, not NCCL alone.
             Err(error) if RanksError::within(&error).is_some() => return Err(error),
             Err(error) => error.chain(),
         },
@@ -202,8 +202,8 @@ fn numbered(backend: &str, number: usize) -> String {
     }
 }
 
-/// Adapts the context of a rank that is a thread of this process: it has a device of its own, as a process of a job
-/// has.
+/// Adapts the context of a rank that is a thread of this process. The rank gets a device of its own, as a process of a
+/// job has.
 pub fn adapt(mut context: BuildContext) -> Result<BuildContext> {
     if roll_train::ranks::of_thread().is_some() {
         let number = visible_device(context.ranks.rank().0, variable("CUDA_VISIBLE_DEVICES").as_deref());
@@ -244,7 +244,7 @@ mod tests {
 
     /// What carries the values, and the error: NCCL is a rank of its own here.
     fn chosen(collectives: Collectives, backend: &str, works: Result<()>) -> std::result::Result<&'static str, String> {
-        let host: Arc<dyn Communicator> = Arc::new(ThreadRanks::group(1, PATIENCE).remove(0));
+        let host: Arc<dyn Communicator> = Arc::new(ThreadRanks::group(1, JOIN_TIMEOUT).remove(0));
         let carried = choose_communicator(collectives, backend, host.clone(), |_, gpu| match gpu {
             Ok(_) => works.map(|()| Arc::new(SingleRank) as Arc<dyn Communicator>),
             Err(reason) => Err(Error::Unsupported(reason)),

@@ -1,4 +1,4 @@
-//! The part of the trainable adapter in a pass.
+//! The choice whether a pass uses the trainable adapter.
 
 /// Whether the trainable adapter takes part in a forward pass.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]

@@ -83,8 +83,8 @@ pub trait ClipAlgorithm: Algorithm {
     }
 
     /// Takes this rank's part of the clips that are not trained on, for [`Algorithm::validate`]. Called once, before
-    /// the first step. Returns false if the algorithm does not use them. Videos for these clips are then generated and
-    /// scored ([`ClipAlgorithm::evaluate`]).
+    /// the first step. Returns false if the algorithm does not use them. In that case, the trainer generates and scores
+    /// videos for these clips ([`ClipAlgorithm::evaluate`]).
     fn hold_out(&mut self, _clips: &[Sample]) -> bool {
         false
     }
@@ -94,16 +94,16 @@ pub trait ClipAlgorithm: Algorithm {
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 #[serde(default)]
 pub struct ClipUse {
-    /// Why a row without a clip cannot be trained on or evaluated, whatever the rewards: "it trains on the clips".
-    /// `None`: a row needs no clip.
-    pub trained_on: Option<String>,
+    /// Why the algorithm needs a clip in every row, whatever the rewards: "it trains on the clips". `None`: it needs
+    /// none.
+    pub why_needed: Option<String>,
     /// The part of a row that rewards compare its videos with.
     pub reference: Reference,
 }
 
 impl Default for ClipUse {
     fn default() -> Self {
-        Self { trained_on: Some("it trains on the clips".into()), reference: Reference::Clip }
+        Self { why_needed: Some("it trains on the clips".into()), reference: Reference::Clip }
     }
 }
 

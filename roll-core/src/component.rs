@@ -36,6 +36,7 @@ pub struct RewardComponent {
     pub options: Options,
 }
 
+/// For `#[serde(default)]`: the usual weight.
 fn one() -> f64 {
     1.0
 }

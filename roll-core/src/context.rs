@@ -11,11 +11,11 @@ use crate::{Communicator, SingleRank};
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum WeightPlacement {
-    /// Whole, on the device of each rank.
+    /// Weights are whole on the device of each rank.
     Resident,
     /// Weights are in files or host memory and are copied to the device block by block.
     Streamed,
-    /// Sharded over the ranks and gathered block by block.
+    /// Weights are sharded over the ranks and gathered block by block.
     Sharded,
 }
 

@@ -4,6 +4,9 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Adapter, Error, Grad, Pullback, Result, Tensor, VideoUnit};
 
+/// The timestep of pure noise.
+const MAX_TIMESTEP: f64 = 1000.0;
+
 /// Noise level on the model's own scale, 1000 * sigma: 1000 is pure noise, 0 is data.
 #[derive(Clone, Copy, Debug, PartialEq, PartialOrd, Serialize, Deserialize)]
 pub struct Timestep(#[serde(with = "crate::number")] pub f64);
@@ -11,7 +14,7 @@ pub struct Timestep(#[serde(with = "crate::number")] pub f64);
 impl Timestep {
     /// Whether the low-noise expert computes this timestep: whether it is below `boundary * 1000`.
     pub fn uses_low_noise(self, boundary: f64) -> bool {
-        self.0 < boundary * 1000.0
+        self.0 < boundary * MAX_TIMESTEP
     }
 }
 
@@ -22,7 +25,7 @@ pub struct Sigma(#[serde(with = "crate::number")] pub f64);
 impl Sigma {
     /// The timestep of this noise level.
     pub fn timestep(self) -> Timestep {
-        Timestep(1000.0 * self.0)
+        Timestep(MAX_TIMESTEP * self.0)
     }
 }
 
@@ -67,7 +70,7 @@ pub struct ConditionInput {
     pub size: [usize; 2],
 }
 
-/// Conditions of a video, as the networks take them. Plain tensors: they can be cached and sent.
+/// Conditions of a video, as the networks take them. They consist of tensors alone, which can be cached and sent.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Conditioning {
     /// Text embedding, `[L, D]`, padded rows zero.
@@ -76,7 +79,7 @@ pub struct Conditioning {
     pub channels: Option<Tensor>,
     /// CLIP image tokens, `[L, D]` (Wan2.1 I2V).
     pub image_tokens: Option<Tensor>,
-    /// The known first latent frame, `[C, 1, H, W]` (TI2V-5B): it replaces the first frame after each step.
+    /// The known first latent frame, `[C, 1, H, W]` (TI2V-5B), which replaces the first frame after each step.
     pub first_frame: Option<Tensor>,
     /// Shape of the latents, `[C, T, H, W]`.
     pub latent_shape: [usize; 4],

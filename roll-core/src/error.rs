@@ -1,7 +1,7 @@
-//! The error every trait of this crate returns.
+//! The error that every trait of this crate returns.
 //!
-//! Implementations have error enums of their own and convert them with [`Error::component`]; the
-//! [`Fault`] they name decides the exit code of the command line (2 for a user's mistake, 1 for a failure).
+//! Implementations have error enums of their own and convert them with [`Error::component`]. The [`Fault`] that they
+//! name decides the exit code of the command line: 2 for a user's mistake, 1 for a failure.
 
 use std::path::PathBuf;
 
@@ -13,7 +13,7 @@ pub type Result<T, E = Error> = std::result::Result<T, E>;
 pub enum Fault {
     /// The input, the configuration or a file is wrong: the user can fix it.
     User,
-    /// Something failed while the work was done right.
+    /// Something failed although the user and the caller did everything right.
     Failure,
     /// The user or the system asked to stop.
     Interrupt,
@@ -82,8 +82,8 @@ pub enum Error {
     Unsupported(String),
 
     // Samples
-    /// The reference of a reward holds nothing to compare with (no face in it). The fault of one sample and
-    /// not of the run: the reward's [`crate::OnMissing`] chooses the reaction.
+    /// The reference of a reward holds nothing to compare with (no face in it). The fault lies in one sample and not in
+    /// the run. The reward's [`crate::OnMissing`] chooses the reaction.
     #[error("{reason}")]
     NothingToScore {
         /// The object that was not found, the place, and a remedy.
@@ -229,7 +229,7 @@ impl Error {
     }
 }
 
-/// Adds the action under way to an error, or the place in the configuration.
+/// Adds to an error the action that failed, or the section of the configuration.
 pub trait ResultExt<T> {
     /// Wraps an error with `doing()`, evaluated only on error.
     fn while_doing(self, doing: impl FnOnce() -> String) -> Result<T>;
@@ -267,8 +267,8 @@ pub fn one_line(error: &dyn std::error::Error) -> String {
     messages(error).join(": ")
 }
 
-/// The known name nearest to `name`. `None` unless the names differ by at most one edit, and one more for each four
-/// letters.
+/// The known name nearest to `name`, by the edits that turn one into the other. `None` if it takes more than one edit,
+/// plus one for each four letters of the longer name.
 pub fn nearest<'a>(name: &str, known: impl IntoIterator<Item = &'a str>) -> Option<&'a str> {
     let with_distance = |known_name: &'a str| {
         let distance = strsim::damerau_levenshtein(&name.to_lowercase(), &known_name.to_lowercase());

@@ -44,7 +44,7 @@ pub enum HeadlineFormat {
     Decimal,
     /// As a power of ten with two decimals: values that vary by orders of magnitude.
     Scientific,
-    /// A fraction as a percentage.
+    /// A fraction as a percentage with one decimal.
     Percent,
 }
 
@@ -76,7 +76,7 @@ impl Headline {
         }
     }
 
-    /// The same, written in `format`.
+    /// Writes the values of the metric in `format`.
     pub fn written(self, format: HeadlineFormat) -> Self {
         Self { format, ..self }
     }
@@ -97,16 +97,19 @@ impl Headline {
         self
     }
 
-    /// The score of the reward, which shows whether the model learns.
+    /// Marks the metric as the score of the reward, which shows whether the model learns.
     pub fn score(self) -> Self {
         Self { is_score: true, subject: Subject::Learning, ..self }
     }
 
-    /// A divergence from the model that the training started from.
+    /// Marks the metric as a divergence from the model that the training started from.
     pub fn divergence(self) -> Self {
         Self { subject: Subject::Divergence, ..self }
     }
 }
+
+/// Maximum number of decimals that are added to tell two values apart.
+const MAX_ADDITIONAL_DECIMALS: usize = 8;
 
 impl HeadlineFormat {
     /// `value` in this format.
@@ -117,7 +120,7 @@ impl HeadlineFormat {
     /// Both values in this format, with the fewest additional decimals (at most 8) that make their texts differ.
     pub fn write_apart(self, values: [f64; 2]) -> [String; 2] {
         let written = |additional: usize| values.map(|value| self.with_decimals(value, additional));
-        (0..=8).map(written).find(|[first, second]| first != second).unwrap_or_else(|| written(0))
+        (0..=MAX_ADDITIONAL_DECIMALS).map(written).find(|[first, second]| first != second).unwrap_or_else(|| written(0))
     }
 
     fn with_decimals(self, value: f64, additional: usize) -> String {

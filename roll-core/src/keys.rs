@@ -34,7 +34,7 @@ impl Key {
     }
 }
 
-/// The keys of `T` by its defaults alone, without meanings: for types that do not describe themselves.
+/// Returns the keys of `T`, without meanings: for a type without a JSON schema, only its defaults are known.
 pub fn of_defaults<T: serde::Serialize + Default>() -> Vec<Key> {
     undescribed(crate::default_options::<T>())
 }
@@ -383,7 +383,8 @@ mod schema {
         })
     }
 
-    /// Whether a map has the tag of `schema` as its only key. True if the schema has no tag or `value` is not a map.
+    /// Whether a map has the tag of `schema` as its only key, with a value other than `null`. True if the schema has no
+    /// tag or `value` is not a map.
     fn is_tagged(schema: &Json, value: &Json) -> bool {
         match (tag(schema), value) {
             (Some(word), Json::Object(map)) => map.len() == 1 && map.get(word).is_some_and(|inner| !inner.is_null()),
@@ -425,34 +426,14 @@ mod schema {
     /// Checks the range, word, length, entries and fields of the value at `path` against `schema`, which takes its
     /// type. `schema` is one alternative of `declared`, whose values errors describe.
     fn check_alternative(all: &[Key], path: &str, schema: &Json, declared: &Json, value: &mut Json) -> Result<()> {
-        let limit = |keyword| keyword_number(schema, keyword);
-        let found: &Json = value;
-        // The value itself; entries and fields are checked below.
-        let fits = match found {
-            Json::Number(number) => {
-                let number = number.as_f64().unwrap_or(f64::NAN);
-                limit("minimum").is_none_or(|least| number >= least)
-                    && limit("maximum").is_none_or(|most| number <= most)
-                    && limit("exclusiveMinimum").is_none_or(|least| number > least)
-                    && limit("exclusiveMaximum").is_none_or(|most| number < most)
-            }
-            Json::String(_) => {
-                schema.get("const").is_none_or(|word| word == found)
-                    && schema.get("enum").and_then(Json::as_array).is_none_or(|words| words.contains(found))
-            }
-            Json::Array(items) => {
-                limit("minItems").is_none_or(|least| items.len() as f64 >= least)
-                    && limit("maxItems").is_none_or(|most| items.len() as f64 <= most)
-            }
-            _ => true,
-        };
-        if !fits {
+        /// A round number below 2^53 (9.007e15), up to which a float holds every whole number exactly.
+        const MAX_EXACT_WHOLE_NUMBER: f64 = 9e15;
+        if !is_within_limits(schema, value) {
             return Err(wrong(path, declared, value));
         }
         match value {
             Json::Number(number) if types(schema).is_some_and(|types| types.contains(&"integer")) => {
-                // A float below 2^53 (9.007e15) holds a whole number exactly.
-                let float = number.as_f64().filter(|float| number.is_f64() && float.abs() < 9e15);
+                let float = number.as_f64().filter(|float| number.is_f64() && float.abs() < MAX_EXACT_WHOLE_NUMBER);
                 if let Some(float) = float {
                     *value = (float as i64).into();
                 }
@@ -474,6 +455,30 @@ mod schema {
                 })
             }
             _ => Ok(()),
+        }
+    }
+
+    /// Whether the range of a number, the word of a text, or the length of a list is as `schema` says. The entries of a
+    /// list and the fields of a map are not looked at.
+    fn is_within_limits(schema: &Json, value: &Json) -> bool {
+        let limit = |keyword| keyword_number(schema, keyword);
+        match value {
+            Json::Number(number) => {
+                let number = number.as_f64().unwrap_or(f64::NAN);
+                limit("minimum").is_none_or(|least| number >= least)
+                    && limit("maximum").is_none_or(|most| number <= most)
+                    && limit("exclusiveMinimum").is_none_or(|least| number > least)
+                    && limit("exclusiveMaximum").is_none_or(|most| number < most)
+            }
+            Json::String(_) => {
+                schema.get("const").is_none_or(|word| word == value)
+                    && schema.get("enum").and_then(Json::as_array).is_none_or(|words| words.contains(value))
+            }
+            Json::Array(items) => {
+                limit("minItems").is_none_or(|least| items.len() as f64 >= least)
+                    && limit("maxItems").is_none_or(|most| items.len() as f64 <= most)
+            }
+            _ => true,
         }
     }
 

@@ -34,9 +34,10 @@ pub struct Sampling {
     pub top_p: f64,
     /// Number of likeliest tokens that are kept; 0 keeps all tokens.
     pub top_k: usize,
-    /// Most new tokens per prompt.
+    /// Maximum number of new tokens per prompt.
     pub max_new_tokens: usize,
-    /// Most new tokens of each prompt, if prompts have limits of their own below `max_new_tokens`; otherwise empty.
+    /// Maximum number of new tokens of each prompt, if prompts have limits of their own below `max_new_tokens`;
+    /// otherwise empty.
     #[serde(default)]
     pub limits: Vec<usize>,
     /// Generation of a row ends after one of these texts.
@@ -81,7 +82,7 @@ impl Sampling {
         Ok(())
     }
 
-    /// Most new tokens of prompt `index` of a call.
+    /// Maximum number of new tokens of prompt `index` of a call.
     pub fn limit(&self, index: usize) -> usize {
         self.limits.get(index).map_or(self.max_new_tokens, |limit| self.max_new_tokens.min(*limit))
     }
@@ -117,10 +118,10 @@ pub struct TokenStats {
 
 /// A causal language model.
 pub trait LanguageModel {
-    /// Text to tokens.
+    /// Converts text to tokens.
     fn tokenize(&self, text: &str) -> Result<Vec<u32>>;
 
-    /// Tokens to text.
+    /// Converts tokens to text.
     fn detokenize(&self, tokens: &[u32]) -> Result<String>;
 
     /// A conversation as the model's chat template writes it. With `continue_as_assistant`, the text ends with the
@@ -146,7 +147,7 @@ pub trait LanguageModel {
         Vec::new()
     }
 
-    /// Most tokens of a sequence, prompt and continuation together.
+    /// Maximum number of tokens of a sequence, prompt and continuation together.
     fn context_length(&self) -> usize {
         usize::MAX
     }

@@ -9,10 +9,10 @@ use crate::{DeviceUpdates, DiffusionModel, LanguageModel, Result, Tensor, Weight
 /// Named tensors, sorted by name.
 pub type StateDict = BTreeMap<String, Tensor>;
 
-/// Name and shape of one trainable tensor; f32.
+/// Name and shape of one trainable tensor, whose elements are f32.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
 pub struct ParameterSpec {
-    /// Unique within the model, and stable: checkpoints are keyed by it.
+    /// The name, unique within the model. It never changes, because checkpoints are keyed by it.
     pub name: String,
     /// Shape; the elements are row-major in the flat layout.
     pub shape: Vec<usize>,
@@ -146,10 +146,12 @@ pub mod flat {
         Ok(values)
     }
 
-    /// `average <- d average + (1 - d) current`, in f32.
-    pub fn blend(average: &mut [f32], current: &[f32], d: f64) {
-        let (past, new) = (d as f32, (1.0 - d) as f32);
-        average.iter_mut().zip(current).for_each(|(average, current)| *average = past * *average + new * current);
+    /// Updates a moving average: `average <- decay average + (1 - decay) current`, in f32.
+    pub fn blend(average: &mut [f32], current: &[f32], decay: f64) {
+        let (weight_of_average, weight_of_current) = (decay as f32, (1.0 - decay) as f32);
+        for (average, current) in average.iter_mut().zip(current) {
+            *average = weight_of_average * *average + weight_of_current * current;
+        }
     }
 
     /// Splits `values` by `specs`.
@@ -192,9 +194,9 @@ pub mod flat {
     }
 }
 
-/// Metadata of a file of tensors: texts by name. A [`StateDict`] carries the metadata as one more entry, so that they
-/// pass wherever tensors pass, also across the boundary of plugins. The writer of a file moves the entry into the
-/// file's header. Readers of tensors ignore the entry.
+/// Metadata of a file of tensors: texts by name. A [`StateDict`] carries the metadata as one more entry, because it
+/// then passes wherever tensors pass, also across the boundary of plugins. The writer of a file moves the entry into
+/// the file's header. Readers of tensors ignore the entry.
 pub mod header {
     use std::collections::BTreeMap;
 

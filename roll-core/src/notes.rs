@@ -11,6 +11,9 @@ use serde_json::Value as Json;
 use crate::error::shortened;
 use crate::{Kind, Options, Result};
 
+/// Maximum number of characters of a value in a note.
+const MAX_VALUE_CHARS: usize = 40;
+
 /// A row of a component's table: keys that have no effect because of the value of another key.
 #[derive(Clone, Copy, Debug)]
 pub struct IdleKeys {
@@ -109,8 +112,8 @@ impl<'a> ConfiguredOptions<'a> {
     /// sentence: "`a.b: 3` and `a.c: 4` have". `None` if all have their defaults.
     pub fn named<K: AsRef<str>>(&self, keys: &[K]) -> Option<String> {
         let changed = keys.iter().map(AsRef::as_ref).filter(|key| self.changed(key));
-        let shown: Vec<String> =
-            changed.map(|key| format!("`{key}: {}`", shortened(text(find(self.config, key)), 40))).collect();
+        let value = |key: &str| shortened(text(find(self.config, key)), MAX_VALUE_CHARS);
+        let shown: Vec<String> = changed.map(|key| format!("`{key}: {}`", value(key))).collect();
         match shown.split_last() {
             None => None,
             Some((only, [])) => Some(format!("{only} has")),

@@ -11,7 +11,7 @@ use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
 /// A number, or a collection of numbers.
 pub trait Numbers: Sized {
-    /// The same collection, with [`Any`] in place of each f64.
+    /// The same collection, with [`AnyNumber`] in place of each f64.
     type Written: Serialize + DeserializeOwned;
 
     /// Converts to the type that is written.
@@ -32,14 +32,14 @@ pub fn deserialize<'de, N: Numbers, D: Deserializer<'de>>(deserializer: D) -> Re
 }
 
 /// A number that need not be finite.
-pub struct Any(f64);
+pub struct AnyNumber(f64);
 
 impl Numbers for f64 {
-    type Written = Any;
-    fn written(&self) -> Any {
-        Any(*self)
+    type Written = AnyNumber;
+    fn written(&self) -> AnyNumber {
+        AnyNumber(*self)
     }
-    fn read(written: Any) -> Self {
+    fn read(written: AnyNumber) -> Self {
         written.0
     }
 }
@@ -84,7 +84,7 @@ impl<N: Numbers> Numbers for BTreeMap<String, N> {
     }
 }
 
-impl Serialize for Any {
+impl Serialize for AnyNumber {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         if self.0.is_finite() {
             serializer.serialize_f64(self.0)
@@ -94,27 +94,27 @@ impl Serialize for Any {
     }
 }
 
-impl<'de> Deserialize<'de> for Any {
+impl<'de> Deserialize<'de> for AnyNumber {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct Reader;
 
         impl Visitor<'_> for Reader {
-            type Value = Any;
+            type Value = AnyNumber;
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a number, `NaN`, `inf` or `-inf`")
             }
-            fn visit_f64<E>(self, number: f64) -> Result<Any, E> {
-                Ok(Any(number))
+            fn visit_f64<E>(self, number: f64) -> Result<AnyNumber, E> {
+                Ok(AnyNumber(number))
             }
-            fn visit_i64<E>(self, number: i64) -> Result<Any, E> {
-                Ok(Any(number as f64))
+            fn visit_i64<E>(self, number: i64) -> Result<AnyNumber, E> {
+                Ok(AnyNumber(number as f64))
             }
-            fn visit_u64<E>(self, number: u64) -> Result<Any, E> {
-                Ok(Any(number as f64))
+            fn visit_u64<E>(self, number: u64) -> Result<AnyNumber, E> {
+                Ok(AnyNumber(number as f64))
             }
-            fn visit_str<E: Error>(self, text: &str) -> Result<Any, E> {
+            fn visit_str<E: Error>(self, text: &str) -> Result<AnyNumber, E> {
                 let named = [f64::NAN, f64::INFINITY, f64::NEG_INFINITY].into_iter().find(|n| n.to_string() == text);
-                named.map(Any).ok_or_else(|| E::invalid_value(serde::de::Unexpected::Str(text), &self))
+                named.map(AnyNumber).ok_or_else(|| E::invalid_value(serde::de::Unexpected::Str(text), &self))
             }
         }
 

@@ -7,8 +7,8 @@ use crate::{Error, Result};
 /// Options of an implementation, as parsed from the configuration.
 pub type Options = serde_json::Map<String, serde_json::Value>;
 
-/// Reads typed options. Unknown keys are errors that name the nearest known one; `prefix` is their place in the
-/// configuration ("model").
+/// Reads typed options. Fails on an unknown key; the error names the nearest known one. `prefix` is the section of the
+/// configuration that has the options ("model").
 pub fn parse_options<T>(prefix: &str, options: &Options) -> Result<T>
 where
     T: serde::de::DeserializeOwned + serde::Serialize + Default,
@@ -31,10 +31,12 @@ where
 /// Converts the seconds of the option `key`, a limit of time, to a duration. Fails unless they are above 0 and less
 /// than a year: a longer time is no limit, and [`Duration`] panics on much larger numbers.
 pub fn check_seconds(key: &str, seconds: f64) -> Result<Duration> {
-    if seconds > 0.0 && seconds < 3.2e7 {
+    /// A little more than 365 days.
+    const YEAR: f64 = 3.2e7;
+    if seconds > 0.0 && seconds < YEAR {
         Ok(Duration::from_secs_f64(seconds))
     } else {
-        Err(Error::config(key, format!("expected seconds above 0 and below 3.2e7, a year; found {seconds}")))
+        Err(Error::config(key, format!("expected seconds above 0 and below {YEAR:e}, a year; found {seconds}")))
     }
 }
 

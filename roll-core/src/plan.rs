@@ -22,7 +22,7 @@ pub enum Planner {
 pub struct Passes {
     /// Forward passes.
     pub forward: usize,
-    /// How many of the forward passes are differentiated (always the last ones).
+    /// Number of forward passes that are differentiated. They are the last ones.
     pub pulled: usize,
     /// `[denoising steps, trained steps]`, if a denoising step makes more than one pass: with guidance it makes two.
     /// Absent: every pass is a denoising step.
@@ -85,7 +85,7 @@ pub struct TextPass {
 /// Videos whose scores have no gradient.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Videos {
-    /// How many videos; each is decoded once, and nothing is pulled back through the decoder.
+    /// Number of videos. Each is decoded once, and nothing is pulled back through the decoder.
     pub count: usize,
     /// Passes that are recorded at once before they are pulled back.
     pub at_once: usize,
@@ -125,8 +125,8 @@ pub struct Division {
     pub stage: u8,
     /// Where the strategy wants the frozen weights; as [`crate::Strategy::weight_placement`].
     pub placement: Option<WeightPlacement>,
-    /// Most trained parameters of a rank whose optimizer state is on a GPU, if the run has one. A larger state is in
-    /// host memory. With 0 the state always is.
+    /// Maximum number of trained parameters of a rank for which the optimizer state is on a GPU, if the run has a GPU.
+    /// The state of more parameters is in host memory. With 0 every state is in host memory.
     #[serde(default)]
     pub state_on_gpu: usize,
     /// Whether communication overlaps computation.
@@ -135,8 +135,8 @@ pub struct Division {
     /// optimizer state is on a GPU.
     #[serde(default)]
     pub copies_parameters: bool,
-    /// Most trained elements that are moved between ranks at a time; a larger tensor is moved as a whole. 0: nothing is
-    /// moved.
+    /// Maximum number of trained elements that are moved between ranks at a time. A larger tensor is moved as a whole.
+    /// 0: nothing is moved.
     #[serde(default)]
     pub bucket: usize,
     /// Ranks that work on one sample. 0 and 1: each rank has samples of its own.
@@ -145,12 +145,15 @@ pub struct Division {
 }
 
 impl Division {
-    /// Memory of the strategy on each of `ranks` for `n` trained parameters. With `gpu`, the parameters are on a GPU.
+    /// Memory of the strategy on each of `ranks` for `n` trained parameters. If `has_gpu`, the parameters are on a GPU.
     /// The GPU also holds the optimizer's state if [`Division::state_on_gpu`] allows it.
-    pub fn memory(&self, n: usize, ranks: usize, gpu: bool) -> Vec<MemoryItem> {
-        // The first stages that shard optimizer states and gradients.
+    pub fn memory(&self, n: usize, ranks: usize, has_gpu: bool) -> Vec<MemoryItem> {
+        // The first stages of ZeRO that shard optimizer states and gradients.
         const OPTIMIZER_STATES: u8 = 1;
         const GRADIENTS: u8 = 2;
+        const F32_BYTES: usize = size_of::<f32>();
+        // AdamW has two moments per parameter.
+        const STATE_BYTES: usize = 2 * F32_BYTES;
         let is_sharded = |first_stage: u8| self.stage >= first_stage && ranks > 1;
         let elements = |first_stage| if is_sharded(first_stage) { n.div_ceil(ranks) } else { n };
         let elements_in_words =
@@ -159,27 +162,27 @@ impl Division {
             let [device, host] = if is_on_gpu { [bytes, 0] } else { [0, bytes] };
             MemoryItem::new(name, [device, host], formula)
         };
-        let state_is_on_gpu = gpu && elements(OPTIMIZER_STATES) <= self.state_on_gpu;
+        let state_is_on_gpu = has_gpu && elements(OPTIMIZER_STATES) <= self.state_on_gpu;
         // Several ranks sum their gradients in host memory.
         let sums_are_on_gpu = state_is_on_gpu && ranks == 1;
         let mut items = vec![
             item(
                 "sums of gradients",
-                4 * elements(GRADIENTS),
+                F32_BYTES * elements(GRADIENTS),
                 sums_are_on_gpu,
-                format!("{} x 4 B", elements_in_words(GRADIENTS)),
+                format!("{} x {F32_BYTES} B", elements_in_words(GRADIENTS)),
             ),
             item(
                 "optimizer state",
-                8 * elements(OPTIMIZER_STATES),
+                STATE_BYTES * elements(OPTIMIZER_STATES),
                 state_is_on_gpu,
-                format!("{} x 8 B", elements_in_words(OPTIMIZER_STATES)),
+                format!("{} x {STATE_BYTES} B", elements_in_words(OPTIMIZER_STATES)),
             ),
         ];
         if self.copies_parameters && !state_is_on_gpu {
             let copy_is_on_gpu = false;
-            let formula = format!("{n} x 4 B, where they are updated");
-            items.push(item("copy of the parameters", 4 * n, copy_is_on_gpu, formula));
+            let formula = format!("{n} x {F32_BYTES} B, where they are updated");
+            items.push(item("copy of the parameters", F32_BYTES * n, copy_is_on_gpu, formula));
         }
         items
     }
@@ -216,7 +219,7 @@ pub struct PlanInput {
     pub passes: Passes,
     /// Division of the work by the strategy.
     pub division: Division,
-    /// How fast a rank is.
+    /// Speeds of a rank.
     pub speed: Speed,
 }
 
@@ -251,7 +254,7 @@ pub struct MemoryItem {
     pub device: usize,
     /// Bytes in host memory.
     pub host: usize,
-    /// How it was computed, for people.
+    /// The computation of the bytes, for people: "1000 / 4 x 8 B".
     pub formula: String,
     /// The phase in which the memory is held; `None`: in all phases. Memory of two different phases is never held at
     /// the same time.
@@ -298,12 +301,20 @@ impl Needs {
         self.memory.iter().filter(held).map(bytes).fold(0, usize::saturating_add)
     }
 
-    /// The largest [`Needs::held_in`] of all phases, and its phase. Of several equal ones, the first. If there are no
-    /// phases, the sum over all items, and `None`.
+    /// Returns the largest [`Needs::held_in`] of all phases, and its phase. If several phases have the largest sum,
+    /// returns the first of them. If there are no phases, returns the sum over all items, and `None`.
     pub fn peak(&self, bytes: impl Fn(&MemoryItem) -> usize) -> (usize, Option<&str>) {
-        let sums = self.phases().into_iter().map(|phase| (self.held_in(Some(phase), &bytes), Some(phase)));
-        let largest = sums.reduce(|first, second| if second.0 > first.0 { second } else { first });
-        largest.unwrap_or_else(|| (self.held_in(None, &bytes), None))
+        let mut peak: Option<(usize, &str)> = None;
+        for phase in self.phases() {
+            let held = self.held_in(Some(phase), &bytes);
+            if peak.is_none_or(|(largest, _)| held > largest) {
+                peak = Some((held, phase));
+            }
+        }
+        match peak {
+            Some((held, phase)) => (held, Some(phase)),
+            None => (self.held_in(None, &bytes), None),
+        }
     }
 }
 
@@ -316,7 +327,7 @@ pub struct PhaseCost {
     pub flops: f64,
     /// Bytes moved between ranks or from the weights' files.
     pub moved: f64,
-    /// How long it takes.
+    /// Duration of the phase.
     pub seconds: f64,
 }
 

@@ -2,7 +2,7 @@
 
 /// Receives progress inside a long step.
 pub trait Progress: Sync {
-    /// `phase` has begun: "denoising step 3 of 8".
+    /// Reports that a phase has begun: "denoising step 3 of 8".
     fn phase(&self, phase: &str);
     /// Whether the user asked to stop; a step may then return [`crate::Error::Interrupted`] before it changes anything.
     fn interrupted(&self) -> bool {

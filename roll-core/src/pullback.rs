@@ -23,8 +23,9 @@ impl Grad {
 
 /// The linear map from the cotangent of a value to the cotangent of its differentiable input.
 ///
-/// As `jax.vjp`'s second result. It is consumed by use, so nothing can be back-propagated twice by mistake; gradients
-/// of the parameters involved are added to the owner's accumulators ([`crate::Model::take_gradients`]).
+/// It corresponds to the second result of `jax.vjp`. A pullback is consumed by its use, so nothing can be
+/// back-propagated twice by mistake. Gradients of the parameters involved are added to the accumulators of the model
+/// that owns them ([`crate::Model::take_gradients`]).
 ///
 /// A chain of values is pulled back from its end:
 ///
@@ -63,12 +64,13 @@ pub struct Pullback(Box<PullFn>);
 type PullFn = dyn FnOnce(&Tensor) -> Result<Tensor> + Send;
 
 impl Pullback {
-    /// A pullback from a function of the cotangent (shape of the value) to the cotangent of the input (its shape).
+    /// Wraps a function from the cotangent of the value, in the shape of the value, to the cotangent of the input, in
+    /// the shape of the input.
     pub fn new(pull: impl FnOnce(&Tensor) -> Result<Tensor> + Send + 'static) -> Self {
         Self(Box::new(pull))
     }
 
-    /// Applies it.
+    /// Returns the cotangent of the input for a cotangent of the value.
     pub fn pull(self, cotangent: &Tensor) -> Result<Tensor> {
         (self.0)(cotangent)
     }

@@ -9,8 +9,8 @@ use crate::{
     default_options, parse_options,
 };
 
-/// The name of an environment variable that begins with `ROLL_` and sets no key of the configuration, as such variables
-/// otherwise do. Submit with `inventory::submit!` where the variable is read.
+/// The name of an environment variable that begins with `ROLL_` but sets no key of the configuration, unlike other
+/// variables with this prefix. Submit it with `inventory::submit!` where the variable is read.
 pub struct Variable(pub &'static str);
 
 inventory::collect!(Variable);
@@ -41,8 +41,8 @@ impl Factory {
         }
     }
 
-    fn wrong_kind(&self, kind: Kind) -> Error {
-        Error::Misuse(format!("a component of the kind {} was asked to make one of the kind {kind}", self.kind()))
+    fn wrong_kind(&self, wanted: Kind) -> Error {
+        Error::Misuse(format!("a component of the kind {} was asked to make one of the kind {wanted}", self.kind()))
     }
 }
 
@@ -171,7 +171,7 @@ pub enum Replaces {
     Nothing,
     /// The plugin's component takes the place of a linked one. Two plugins' components of one kind and name are still
     /// an error.
-    LinkedIn,
+    Linked,
 }
 
 /// All known implementations, sorted by kind and name.
@@ -180,14 +180,14 @@ pub struct Registry {
 }
 
 impl Registry {
-    /// The built-in components. Fails if two of one kind have one name.
+    /// The components that are linked into this program. Fails if two of one kind have one name.
     pub fn linked() -> Result<Self> {
         Self::new(inventory::iter::<Registration>.into_iter().collect())
     }
 
     fn new(mut entries: Vec<&'static Registration>) -> Result<Self> {
         entries.sort_by_key(|r| (r.factory.kind(), r.name));
-        // Sorted, so that two of one kind and name are neighbours.
+        // Two entries of one kind and name are neighbours, because the entries are sorted.
         for pair in entries.windows(2) {
             let [a, b] = pair else { continue };
             if (a.factory.kind(), a.name) == (b.factory.kind(), b.name) {
@@ -261,11 +261,11 @@ impl Registry {
     pub fn with_components(self, added: &[&'static Registration], replaces: Replaces) -> Result<Self> {
         let mut entries = self.entries;
         for new in added {
-            // The same registration, not merely the same name: it was added before.
+            // The same registration, and not another one of the same name, was added before.
             if entries.iter().any(|old| std::ptr::eq(*old, *new)) {
                 continue;
             }
-            if replaces == Replaces::LinkedIn {
+            if replaces == Replaces::Linked {
                 let is_replaced = |old: &&Registration| {
                     old.is_linked && (old.factory.kind(), old.name) == (new.factory.kind(), new.name)
                 };

@@ -12,8 +12,23 @@ const DIRECTIONS: u64 = 3;
 /// Step sizes of the central differences. The one that agrees best counts: small steps suffer from the rounding of f32
 /// frames, large ones from the curvature of the reward.
 const STEPS: [f32; 6] = [3e-2, 1e-2, 3e-3, 1e-3, 1e-4, 3e-5];
-/// Largest relative error that passes.
+/// Largest relative error of a slope that passes.
 const TOLERANCE: f64 = 2e-2;
+/// Largest difference that passes between scores with and without gradient, relative to the score. A pass without
+/// gradient may add in another order.
+const SCORE_TOLERANCE: f64 = 1e-5;
+/// Scores below this are compared as if they were this large.
+const LEAST_SCORE: f64 = 1e-2;
+/// Length along the unit gradient that is added to the noise of a direction. With noise alone, the slope of a video of
+/// many pixels would drown in rounding.
+const ALONG_GRADIENT: f32 = 8.0;
+/// Errors are measured relative to the slope, or to this fraction of the score if the slope is smaller. Where a reward
+/// is flat, differences of scores are rounding errors.
+const LEAST_SLOPE: f64 = 1e-6;
+/// Frame rate of the videos.
+const FPS: f64 = 16.0;
+/// The prompt of the videos.
+const PROMPT: &str = "a prompt";
 
 /// Whether a reward keeps a promise.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -43,7 +58,7 @@ fn finding(promise: &str, verdict: Verdict, detail: impl Into<String>) -> Findin
 pub fn check_reward(scorer: &mut dyn RewardScorer, seed: u64) -> Vec<Finding> {
     let mut findings = Vec::new();
     for (i, size) in SIZES.into_iter().enumerate() {
-        let result = Trial::new(scorer, seed, i as u64, size).and_then(|mut trial| trial.run(scorer, &mut findings));
+        let result = Trial::new(scorer, seed, i as u64, size).and_then(|trial| trial.run(scorer, &mut findings));
         if let Err(error) = result {
             let promise = format!("it scores videos of {}", dims(size));
             findings.push(finding(&promise, Verdict::Broken, crate::error::one_line(&error)));
@@ -71,24 +86,32 @@ fn dims([frames, height, width]: [usize; 3]) -> String {
 
 /// Frames without edges or sharp noise, within [-0.8, 0.8]: each channel is the mean of three plane waves.
 fn random_video(noise: &Noise, sample: u64, [frames, height, width]: [usize; 3]) -> Result<Video> {
+    /// Frames of the longest of [`SIZES`].
+    const MAX_FRAMES: f32 = 9.0;
+    const MAX_VALUE: f32 = 0.8;
+    /// Waves per channel.
+    const WAVES: usize = 3;
     let mut draw = noise.uniform(Purpose::Synthetic, 0, sample);
-    // Three channels of three waves: amplitude, frequencies in time, height and width, and phase.
-    let waves: [[[f32; 5]; 3]; 3] = std::array::from_fn(|_| std::array::from_fn(|_| std::array::from_fn(|_| draw())));
+    // For each wave of the three channels: amplitude, frequencies in time, height and width, and phase.
+    let waves: [[[f32; 5]; WAVES]; 3] =
+        std::array::from_fn(|_| std::array::from_fn(|_| std::array::from_fn(|_| draw())));
     let mut values = Vec::with_capacity(frames * 3 * height * width);
     for frame in 0..frames {
         for channel in &waves {
             for row in 0..height {
                 for column in 0..width {
-                    let [t, y, x] = [frame as f32 / 9.0, row as f32 / height as f32, column as f32 / width as f32];
+                    let t = frame as f32 / MAX_FRAMES;
+                    let [y, x] = [row as f32 / height as f32, column as f32 / width as f32];
+                    // At most about one period along each axis, and any phase.
                     let wave = |[amplitude, in_t, in_y, in_x, phase]: &[f32; 5]| {
                         amplitude * (6.0 * (in_t * t + in_y * y + in_x * x) + 3.0 * phase).sin()
                     };
-                    values.push(channel.iter().map(wave).sum::<f32>() * 0.8 / 3.0);
+                    values.push(channel.iter().map(wave).sum::<f32>() * MAX_VALUE / WAVES as f32);
                 }
             }
         }
     }
-    Video::new(Tensor::new(values, [frames, 3, height, width])?, 16.0)
+    Video::new(Tensor::new(values, [frames, 3, height, width])?, FPS)
 }
 
 impl Trial {
@@ -101,16 +124,16 @@ impl Trial {
     }
 
     fn score(&self, scorer: &mut dyn RewardScorer, video: &Video) -> Result<Score> {
-        Ok(scorer.score(video, "a prompt", &self.target, Grad::Skip)?.0)
+        Ok(scorer.score(video, PROMPT, &self.target, Grad::Skip)?.0)
     }
 
     /// Tests all promises on this trial's video and appends the findings. Stops where a broken promise makes further
-    /// tests pointless; fails if a call of the reward fails.
-    fn run(&mut self, scorer: &mut dyn RewardScorer, findings: &mut Vec<Finding>) -> Result<()> {
+    /// tests pointless. Fails if a call of the reward fails.
+    fn run(&self, scorer: &mut dyn RewardScorer, findings: &mut Vec<Finding>) -> Result<()> {
         use Verdict::{Broken, Kept, NotTried};
-        let begun = Instant::now();
+        let start = Instant::now();
         let first_score = self.score(scorer, &self.video)?;
-        let seconds = begun.elapsed().as_secs_f64();
+        let seconds = start.elapsed().as_secs_f64();
         let promise = format!("it scores videos of {}", dims(self.size));
         let value = match &first_score {
             Score::Missing { reason } => {
@@ -127,16 +150,21 @@ impl Trial {
             }
         };
 
-        let repeats = self.score(scorer, &self.video)? == first_score;
-        findings.push(finding("the same video gets the same score", if repeats { Kept } else { Broken }, ""));
+        let is_repeated = self.score(scorer, &self.video)? == first_score;
+        findings.push(finding("the same video gets the same score", if is_repeated { Kept } else { Broken }, ""));
+        self.check_pullback(scorer, value, findings)
+    }
 
-        let (recorded_score, pullback) = scorer.score(&self.video, "a prompt", &self.target, Grad::Record)?;
+    /// Tests the promises on scores with a gradient. `value` is the score without one.
+    fn check_pullback(&self, scorer: &mut dyn RewardScorer, value: f64, findings: &mut Vec<Finding>) -> Result<()> {
+        use Verdict::{Broken, Kept, NotTried};
+
+        let (recorded_score, pullback) = scorer.score(&self.video, PROMPT, &self.target, Grad::Record)?;
         let difference = match recorded_score {
             Score::Value { value: recorded, .. } => (recorded - value).abs(),
             Score::Missing { .. } => f64::INFINITY,
         };
-        // Equal up to rounding: a pass without gradient may add in another order.
-        let agrees = difference <= 1e-5 * value.abs().max(1e-2);
+        let agrees = difference <= SCORE_TOLERANCE * value.abs().max(LEAST_SCORE);
         let verdict = if agrees { Kept } else { Broken };
         findings.push(finding("the score is the same when a gradient is wanted", verdict, ""));
         let Some(pullback) = pullback else {
@@ -158,12 +186,12 @@ impl Trial {
             findings.push(finding("its gradient is finite", Broken, format!("it holds {bad}")));
             return Ok(());
         }
-        self.compare(scorer, value, gradient, findings)
+        self.compare_slopes(scorer, value, gradient, findings)
     }
 
     /// Compares slopes in several directions: the product of gradient and direction with central differences of the
     /// score.
-    fn compare(
+    fn compare_slopes(
         &self,
         scorer: &mut dyn RewardScorer,
         value: f64,
@@ -173,11 +201,10 @@ impl Trial {
         let gradient_norm = gradient.iter().map(|g| f64::from(*g).powi(2)).sum::<f64>().sqrt();
         let mut largest_error = 0.0f64;
         for number in 0..DIRECTIONS {
-            // Noise plus eight times the unit gradient. With noise alone, the slope of a video of many pixels would
-            // drown in rounding.
+            // Noise plus a multiple of the unit gradient.
             let mut draw = self.noise.uniform(Purpose::Synthetic, 1 + number, self.sample);
             let along_gradient = |g: f32| match gradient_norm > 0.0 {
-                true => 8.0 * (f64::from(g) / gradient_norm) as f32,
+                true => ALONG_GRADIENT * (f64::from(g) / gradient_norm) as f32,
                 false => 0.0,
             };
             let direction: Vec<f32> = gradient.iter().map(|g| draw() + along_gradient(*g)).collect();
@@ -187,8 +214,7 @@ impl Trial {
                 let above = self.score_moved(scorer, &direction, step)?;
                 let below = self.score_moved(scorer, &direction, -step)?;
                 let numeric_slope = (above - below) / (2.0 * f64::from(step));
-                // The lower bound is for a reward that is flat here, whose differences are rounding errors.
-                let scale = slope.abs().max(numeric_slope.abs()).max(1e-6 * (1.0 + value.abs()));
+                let scale = slope.abs().max(numeric_slope.abs()).max(LEAST_SLOPE * (1.0 + value.abs()));
                 smallest_error = smallest_error.min((numeric_slope - slope).abs() / scale);
             }
             largest_error = largest_error.max(smallest_error);

@@ -29,7 +29,7 @@ pub struct StepContext<'a> {
 }
 
 impl StepContext<'_> {
-    /// The same step with these samples and this reward.
+    /// The context of the same step with these samples and this reward.
     pub fn with<'b>(
         &'b mut self,
         samples: &'b [Sample],

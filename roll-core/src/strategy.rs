@@ -17,7 +17,7 @@ pub struct OptimizerConfig {
     /// Decoupled weight decay.
     #[serde(with = "crate::number")]
     pub weight_decay: f64,
-    /// Largest global norm of the gradient, which is scaled down to it; 0 turns clipping off.
+    /// Maximum global norm of the gradient. A gradient of a larger norm is scaled down to it. 0 turns clipping off.
     #[serde(with = "crate::number")]
     pub max_grad_norm: f64,
 }

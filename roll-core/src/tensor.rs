@@ -1,4 +1,4 @@
-//! Host tensors: the currency of every trait of this crate.
+//! Host tensors, which every trait of this crate takes and returns.
 
 use std::fmt;
 use std::sync::Arc;
@@ -124,7 +124,7 @@ impl Tensor {
             ));
         }
         if raw.as_ptr().align_offset(dtype.size()) != 0 {
-            let mut words = vec![0u64; raw.len().div_ceil(8)];
+            let mut words = vec![0u64; raw.len().div_ceil(size_of::<u64>())];
             bytemuck::cast_slice_mut::<u64, u8>(&mut words)[..raw.len()].copy_from_slice(raw);
             let copy = Aligned { words, len: raw.len() };
             return Ok(Self { dtype, shape, bytes: Arc::new(copy) });
@@ -148,12 +148,12 @@ impl Tensor {
     /// Splits an f32 tensor along its first axis; the inverse of [`Tensor::stack`].
     pub fn unstack(&self) -> Result<Vec<Self>> {
         let (count, shape) = self.shape.split_first().ok_or_else(|| Error::shape("stack", "at least one axis", &[]))?;
-        let n = shape.iter().product::<usize>();
+        let part_len = shape.iter().product::<usize>();
         let values = self.f32s()?;
-        (0..*count).map(|i| Self::new(values[i * n..(i + 1) * n].to_vec(), shape)).collect()
+        (0..*count).map(|i| Self::new(values[i * part_len..(i + 1) * part_len].to_vec(), shape)).collect()
     }
 
-    /// A tensor of zeros.
+    /// An f32 tensor of zeros.
     pub fn zeros(shape: impl Into<Vec<usize>>) -> Self {
         Self::full(shape, 0.0)
     }
@@ -165,7 +165,7 @@ impl Tensor {
         Self { dtype: DType::F32, shape, bytes: Arc::new(Elements(values)) }
     }
 
-    /// A scalar (rank 0).
+    /// An f32 scalar (rank 0).
     pub fn scalar(value: f32) -> Self {
         Self::full([], value)
     }

@@ -19,6 +19,7 @@ pub fn spawn_scoped<'scope, T: Send + 'scope>(
     Builder::new().name(name.into()).spawn_scoped(scope, work).map_err(|error| refused(name, &error))
 }
 
+/// The error of a thread that the system refuses to start, with a remedy.
 fn refused(name: &str, error: &io::Error) -> io::Error {
     let reason = format!(
         "no thread for {name} can be started ({error}): raise the limit of processes and threads (`ulimit -u`, or a \
@@ -31,15 +32,20 @@ fn refused(name: &str, error: &io::Error) -> io::Error {
 /// work is only slower if threads cannot be started. A panic of `f` is passed on.
 pub fn in_parallel<T: Send>(items: &mut [T], at_once: usize, f: impl Fn(&mut T) + Sync) {
     let other_threads = items.len().min(at_once).saturating_sub(1);
-    beside(items, other_threads, f, || ());
+    in_parallel_with(items, other_threads, f, || ());
 }
 
-/// Runs `here` on the calling thread, and meanwhile calls `f` for all items on at most `threads` others. Items that are
-/// left when `here` returns are taken by the calling thread too. A panic of `f` is passed on.
-pub fn beside<T: Send, R>(items: &mut [T], threads: usize, f: impl Fn(&mut T) + Sync, here: impl FnOnce() -> R) -> R {
+/// Runs `here` on the calling thread, and meanwhile calls `f` for all items on at most `threads` other threads. Once
+/// `here` has returned, the calling thread takes part in the work on the remaining items. A panic of `f` is passed on.
+pub fn in_parallel_with<T: Send, R>(
+    items: &mut [T],
+    threads: usize,
+    f: impl Fn(&mut T) + Sync,
+    here: impl FnOnce() -> R,
+) -> R {
     let threads = items.len().min(threads);
-    let waiting = Mutex::new(items.iter_mut());
-    let next = || waiting.lock().unwrap_or_else(PoisonError::into_inner).next();
+    let remaining = Mutex::new(items.iter_mut());
+    let next = || remaining.lock().unwrap_or_else(PoisonError::into_inner).next();
     let work = || {
         while let Some(item) = next() {
             f(item);
@@ -74,7 +80,7 @@ mod tests {
             barrier.wait();
             *item *= 2;
         };
-        let met = beside(&mut items, 3, meet, || {
+        let met = in_parallel_with(&mut items, 3, meet, || {
             barrier.wait();
             "here"
         });

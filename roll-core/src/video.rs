@@ -36,7 +36,7 @@ impl TryFrom<VideoText> for Video {
 }
 
 impl Video {
-    /// Checks that `frames` is f32 `[T, 3, H, W]`.
+    /// Creates a video of `fps` frames per second. Fails unless `frames` is f32 `[T, 3, H, W]`.
     pub fn new(frames: Tensor, fps: f64) -> Result<Self> {
         match (frames.shape(), frames.f32s()) {
             ([_, 3, _, _], Ok(_)) => Ok(Self { frames, fps }),
@@ -45,7 +45,7 @@ impl Video {
         }
     }
 
-    /// f32 `[T, 3, H, W]` in [-1, 1].
+    /// The frames: f32 `[T, 3, H, W]` in [-1, 1].
     pub fn frames(&self) -> &Tensor {
         &self.frames
     }
@@ -55,10 +55,10 @@ impl Video {
         self.fps
     }
 
-    /// `[T, H, W]`.
+    /// Number of frames, height and width: `[T, H, W]`.
     pub fn dims(&self) -> [usize; 3] {
-        let s = self.frames.shape();
-        [s[0], s[2], s[3]]
+        let shape = self.frames.shape(); // `[T, 3, H, W]`, checked in `new`
+        [shape[0], shape[2], shape[3]]
     }
 
     /// One frame, `[3, H, W]`, as a slice.
@@ -139,12 +139,12 @@ impl VideoUnit {
 pub enum SampleVideo {
     /// The clip, already resized and cropped.
     Clip(#[serde(with = "crate::carried::shared")] Arc<Video>),
-    /// `[T, H, W]`.
+    /// Number of frames, height and width of the video to generate: `[T, H, W]`.
     Shape([usize; 3]),
 }
 
 impl SampleVideo {
-    /// `[T, H, W]`.
+    /// Number of frames, height and width: `[T, H, W]`.
     pub fn dims(&self) -> [usize; 3] {
         match self {
             Self::Clip(clip) => clip.dims(),
@@ -190,12 +190,14 @@ pub struct Sample {
     pub columns: Columns,
 }
 
+/// For `#[serde(default)]`: the usual weight.
 fn one() -> f64 {
     1.0
 }
 
 impl Sample {
-    /// A row of a prompt and a clip, or the shape of a video to generate; without pictures, mask and columns, of weight 1.
+    /// A row with a prompt and a clip, or with the shape of a video to generate. It has no pictures, mask or columns,
+    /// and the weight 1.
     pub fn new(index: u64, origin: impl Into<String>, prompt: impl Into<String>, video: SampleVideo) -> Self {
         Self {
             index,

@@ -47,6 +47,7 @@ pub fn open_binary(path: &Path) -> io::Result<File> {
 /// Number of bytes at the beginning of a file that [`stand_in`] looks at.
 const HEAD_LEN: usize = 512;
 
+/// The description of a file without contents, with a remedy.
 const EMPTY: &str = "an empty file: a download or a copy that was not finished; fetch the file again";
 
 /// The first [`HEAD_LEN`] bytes of a file. Rewinds the file.
@@ -67,8 +68,11 @@ const SERVER_ERRORS: [&str; 6] = [
     "Forbidden",
 ];
 
-/// Recognises a file that is only a stand-in for its contents, by its first bytes `head`. Returns what the file is,
-/// with a remedy, for an error message; `None` if it is no known stand-in.
+/// The tag in the XML document that a storage service sends in place of a file.
+const ERROR_TAG: &[u8] = b"<Error>";
+
+/// Recognises a file that is only a stand-in for its contents, by its first bytes `head`. Returns the kind of the
+/// stand-in, with a remedy, for an error message; `None` if it is no known stand-in.
 pub fn stand_in(head: &[u8]) -> Option<&'static str> {
     let head = head.strip_prefix(BYTE_ORDER_MARK.as_bytes()).unwrap_or(head).trim_ascii();
     let begins = |text: &str| head.get(..text.len()).is_some_and(|start| start.eq_ignore_ascii_case(text.as_bytes()));
@@ -85,34 +89,35 @@ pub fn stand_in(head: &[u8]) -> Option<&'static str> {
         || SERVER_ERRORS.iter().any(|answer| head == answer.as_bytes())
     {
         Some(web_page)
-    } else if begins("<?xml") && head.windows(7).any(|tag| tag == b"<Error>") {
+    } else if begins("<?xml") && head.windows(ERROR_TAG.len()).any(|bytes| bytes == ERROR_TAG) {
         Some("a server's message of an error instead of the file: fetch it again")
     } else {
         None
     }
 }
 
-/// The bytes of the file at `path`. Fails as [`open`] does, and if there are more than `most` bytes.
-pub fn read(path: &Path, most: u64) -> io::Result<Vec<u8>> {
+/// The bytes of the file at `path`. Fails as [`open`] does, and if there are more than `max_bytes`.
+pub fn read(path: &Path, max_bytes: u64) -> io::Result<Vec<u8>> {
     let file = open(path)?;
-    let too_long = |bytes: u64| io::Error::new(io::ErrorKind::InvalidData, format!("{bytes} bytes, more than {most}"));
+    let too_long =
+        |bytes: u64| io::Error::new(io::ErrorKind::InvalidData, format!("{bytes} bytes, more than {max_bytes}"));
     let length = file.metadata()?.len();
-    if length > most {
+    if length > max_bytes {
         return Err(too_long(length));
     }
     let mut bytes = Vec::with_capacity(length as usize);
-    // The reported length is not relied on: the file may grow meanwhile, and files of `/proc` report 0. One byte more
-    // than `most` is read to see whether there are more.
-    file.take(most.saturating_add(1)).read_to_end(&mut bytes)?;
-    if bytes.len() as u64 > most { Err(too_long(bytes.len() as u64)) } else { Ok(bytes) }
+    // The reported length is not relied on: the file may grow meanwhile, and files of `/proc` report 0. Reading one
+    // byte more than `max_bytes` shows whether the file is longer.
+    file.take(max_bytes.saturating_add(1)).read_to_end(&mut bytes)?;
+    if bytes.len() as u64 > max_bytes { Err(too_long(bytes.len() as u64)) } else { Ok(bytes) }
 }
 
 /// The byte order mark that editors and shells under Windows write before UTF-8 text.
 pub const BYTE_ORDER_MARK: &str = "\u{feff}";
 
 /// As [`read`], for JSON and other text: a byte order mark is left out. The parser of the text checks that it is UTF-8.
-pub fn read_text_bytes(path: &Path, most: u64) -> io::Result<Vec<u8>> {
-    let mut bytes = read(path, most)?;
+pub fn read_text_bytes(path: &Path, max_bytes: u64) -> io::Result<Vec<u8>> {
+    let mut bytes = read(path, max_bytes)?;
     if bytes.starts_with(BYTE_ORDER_MARK.as_bytes()) {
         bytes.drain(..BYTE_ORDER_MARK.len());
     }
@@ -120,8 +125,8 @@ pub fn read_text_bytes(path: &Path, most: u64) -> io::Result<Vec<u8>> {
 }
 
 /// As [`read_text_bytes`]; fails also on a file without text.
-pub fn read_filled(path: &Path, most: u64) -> io::Result<Vec<u8>> {
-    let bytes = read_text_bytes(path, most)?;
+pub fn read_filled(path: &Path, max_bytes: u64) -> io::Result<Vec<u8>> {
+    let bytes = read_text_bytes(path, max_bytes)?;
     if bytes.trim_ascii().is_empty() {
         return Err(io::Error::new(io::ErrorKind::InvalidData, format!("expected its contents, found {EMPTY}")));
     }
@@ -129,8 +134,8 @@ pub fn read_filled(path: &Path, most: u64) -> io::Result<Vec<u8>> {
 }
 
 /// As [`read_text_bytes`]; fails if the file is not UTF-8.
-pub fn read_text(path: &Path, most: u64) -> io::Result<String> {
-    String::from_utf8(read_text_bytes(path, most)?)
+pub fn read_text(path: &Path, max_bytes: u64) -> io::Result<String> {
+    String::from_utf8(read_text_bytes(path, max_bytes)?)
         .map_err(|e| io::Error::new(io::ErrorKind::InvalidData, format!("not UTF-8: {}", e.utf8_error())))
 }
 
@@ -142,8 +147,8 @@ pub fn refuse_links(root: &Path, path: &Path) -> Result<()> {
     for part in below_root.components() {
         checked.push(part);
         if checked.is_symlink() {
-            let problem = "is a symbolic link, which is not followed: it may lead out of the directory. Put the file or \
-                           directory that it names in its place";
+            let problem = "is a symbolic link, which is not followed: it may lead out of the directory. Put the file \
+                           or directory that it names in its place";
             return Err(Error::bad_file(checked, problem));
         }
     }
@@ -168,7 +173,10 @@ pub fn free_bytes(path: &Path) -> Option<u64> {
     #[cfg(unix)]
     return rustix::fs::statvfs(nearest_existing(path)).ok().map(|fs| fs.f_bavail.saturating_mul(fs.f_frsize));
     #[cfg(not(unix))]
-    return path.parent().and(None); // uses the argument
+    {
+        let _ = path;
+        None
+    }
 }
 
 /// The absolute `path` if it exists, otherwise its nearest ancestor that does.
@@ -208,10 +216,10 @@ pub fn is_temporary(name: &str) -> bool {
 
 /// A name beside `path` that no other thread or process uses.
 pub fn temporary_beside(path: &Path) -> PathBuf {
-    static COUNTER: AtomicU64 = AtomicU64::new(0);
+    static NAMES_MADE: AtomicU64 = AtomicU64::new(0);
     let name = path.file_name().map(|n| n.to_string_lossy().into_owned()).unwrap_or_default();
-    let n = COUNTER.fetch_add(1, Ordering::Relaxed);
-    path.with_file_name(format!(".{name}.{}-{n}.tmp", std::process::id()))
+    let number = NAMES_MADE.fetch_add(1, Ordering::Relaxed);
+    path.with_file_name(format!(".{name}.{}-{number}.tmp", std::process::id()))
 }
 
 /// Makes renames and new names in `directory` durable over a power cut. Has no effect where directories cannot be

@@ -10,9 +10,12 @@ use roll_core::{Error, Result, Tensor};
 
 /// Files up to this size are read whole.
 const MAX_WHOLE_FILE: u64 = 16 << 20;
-/// Larger files are sampled: one block every `STRIDE` bytes.
+/// Larger files are sampled: one block of [`BLOCK`] bytes every `STRIDE` bytes.
 const STRIDE: u64 = 1 << 20;
+/// Bytes of a block of a sampled file.
 const BLOCK: usize = 4096;
+/// Bytes that [`sha256`] reads at a time.
+const READ_BYTES: usize = 1 << 16;
 
 /// A SHA-256 over named parts and files. Two fingerprints are equal if all parts are, in the same order. Only samples
 /// of a large file count, except with [`Fingerprint::whole_file`].
@@ -28,7 +31,7 @@ impl fmt::Debug for Fingerprint {
 /// Returns the SHA-256 of all bytes of `reader`, in lower-case hexadecimal, and their number.
 pub fn sha256(mut reader: impl Read) -> io::Result<(String, u64)> {
     let (mut digest, mut bytes) = (Context::new(&SHA256), 0);
-    let mut buffer = vec![0; 1 << 16];
+    let mut buffer = vec![0; READ_BYTES];
     loop {
         match reader.read(&mut buffer) {
             Ok(0) => return Ok((hex(digest.finish().as_ref()), bytes)),
@@ -82,9 +85,9 @@ impl Fingerprint {
             return Ok(self.part("contents", &bytes));
         }
         let mut block = [0; BLOCK];
-        let last = size - BLOCK as u64;
-        for at in (0..last).step_by(STRIDE as usize).chain([last]) {
-            file.seek(SeekFrom::Start(at)).and_then(|_| file.read_exact(&mut block)).map_err(failed())?;
+        let last_block = size - BLOCK as u64;
+        for start in (0..last_block).step_by(STRIDE as usize).chain([last_block]) {
+            file.seek(SeekFrom::Start(start)).and_then(|_| file.read_exact(&mut block)).map_err(failed())?;
             self.0.update(&block);
         }
         Ok(self)

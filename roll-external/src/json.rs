@@ -21,13 +21,13 @@ pub fn parse<T: DeserializeOwned>(text: &str) -> serde_json::Result<T> {
 pub fn with_integers(text: &str) -> Cow<'_, str> {
     let bytes = text.as_bytes();
     // `written` replaces `text[..copied]`; the byte at `at` is looked at next.
-    let (mut written, mut copied, mut at, mut in_string) = (String::new(), 0, 0, false);
+    let (mut written, mut copied, mut at, mut is_in_string) = (String::new(), 0, 0, false);
     while at < bytes.len() {
         match bytes[at] {
             // Skips the escaped character, which may be a quote.
-            b'\\' if in_string => at += 1,
-            b'"' => in_string = !in_string,
-            b'-' | b'0'..=b'9' if !in_string => {
+            b'\\' if is_in_string => at += 1,
+            b'"' => is_in_string = !is_in_string,
+            b'-' | b'0'..=b'9' if !is_in_string => {
                 let is_of_number = |byte: &u8| matches!(byte, b'0'..=b'9' | b'+' | b'-' | b'.' | b'e' | b'E');
                 let length = bytes[at..].iter().take_while(|byte| is_of_number(byte)).count();
                 let number = &text[at..at + length];

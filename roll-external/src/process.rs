@@ -58,10 +58,10 @@ impl ChildGroup {
 
     /// As [`ChildGroup::try_wait`]; waits for at most `limit`.
     pub fn wait_for(&mut self, limit: Duration) -> io::Result<Option<ExitStatus>> {
-        let begun = Instant::now();
+        let start = Instant::now();
         loop {
             match self.try_wait()? {
-                None if begun.elapsed() < limit => thread::sleep(POLL_INTERVAL),
+                None if start.elapsed() < limit => thread::sleep(POLL_INTERVAL),
                 ended => return Ok(ended),
             }
         }
@@ -135,7 +135,7 @@ fn tell_guard(sign: char, child: &Child) {
         shell.spawn().ok()?.stdin
     };
     if let Some(mut pipe) = PIPE.get_or_init(start).as_ref() {
-        // One write, so that the lines of several threads do not mix.
+        // Each line is one write, so that the lines of several threads do not mix.
         let _ = pipe.write_all(format!("{sign} {}\n", child.id()).as_bytes());
     }
 }
@@ -143,9 +143,9 @@ fn tell_guard(sign: char, child: &Child) {
 #[cfg(not(unix))]
 fn tell_guard(_sign: char, _child: &Child) {}
 
-/// Limits the memory of this process to what it has reserved by now plus `more` bytes, and disables core dumps. An
+/// Limits the memory of this process to its present address space plus `further_bytes`, and disables core dumps. An
 /// allocation beyond the limit ends the process. Has no effect on systems other than Linux.
-pub fn limit_memory(more: u64) -> io::Result<()> {
+pub fn limit_memory(further_bytes: u64) -> io::Result<()> {
     #[cfg(target_os = "linux")]
     {
         use rustix::process::{Resource, Rlimit, setrlimit};
@@ -155,9 +155,9 @@ pub fn limit_memory(more: u64) -> io::Result<()> {
         let reserved = pages.saturating_mul(rustix::param::page_size() as u64);
         let limit = |bytes| Rlimit { current: Some(bytes), maximum: Some(bytes) };
         setrlimit(Resource::Core, limit(0))?;
-        setrlimit(Resource::As, limit(reserved.saturating_add(more)))?;
+        setrlimit(Resource::As, limit(reserved.saturating_add(further_bytes)))?;
     }
-    let _ = more;
+    let _ = further_bytes;
     Ok(())
 }
 

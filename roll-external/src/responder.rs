@@ -27,10 +27,13 @@ const POLL_INTERVAL: Duration = Duration::from_millis(5);
 /// Time after which a slow answer is logged.
 const SLOW_ANSWER: Duration = Duration::from_secs(5);
 
+/// Number of requests that wait for an answer at a time.
+const UNANSWERED_REQUESTS: usize = 1;
+
 /// How a child is treated, apart from its requests.
 #[derive(Clone, Debug, Default)]
 pub struct Settings {
-    /// The use of its standard error.
+    /// The use of the child's standard error.
     pub stderr: StderrUse,
     /// Time for the child to end by itself after its standard input is closed. Then it is killed.
     pub time_to_end: Duration,
@@ -42,9 +45,9 @@ pub struct Settings {
 /// The use of a child's standard error.
 #[derive(Clone, Debug, Default)]
 pub enum StderrUse {
-    /// It is not read.
+    /// Standard error is not read.
     Discarded,
-    /// An error about the child repeats its last lines.
+    /// An error about the child repeats the last lines of standard error.
     #[default]
     Kept,
     /// As `Kept`, and each line is logged after this name.
@@ -174,8 +177,8 @@ impl<Q: Send + 'static, A: Send + 'static> Responder<Q, A> {
             return Err(io::Error::other("it has no pipes"));
         };
         let mut pipes = Pipes { stdin: BufWriter::new(stdin), stdout: BufReader::new(stdout) };
-        let (requests, received) = sync_channel::<Q>(1);
-        let (results, answers) = sync_channel(1);
+        let (requests, received) = sync_channel::<Q>(UNANSWERED_REQUESTS);
+        let (results, answers) = sync_channel(UNANSWERED_REQUESTS);
         let answer_all = move || {
             for request in received {
                 let answer = converse(&mut pipes, request);
@@ -218,10 +221,12 @@ impl<Q: Send + 'static, A: Send + 'static> Responder<Q, A> {
         Err(NoAnswer { reason, last_lines: self.last_lines() })
     }
 
+    /// Waits for the answer to the latest request. Logs once that an answer is slow.
     fn wait(&mut self, limit: Duration) -> Result<Result<A, Unanswered>, RecvTimeoutError> {
-        let may_log = limit > SLOW_ANSWER && !self.is_slow_logged;
-        let Some(note) = self.settings.slow_note.filter(|_| may_log) else {
-            return self.answers.recv_timeout(limit);
+        let may_be_logged = limit > SLOW_ANSWER && !self.is_slow_logged;
+        let note = match self.settings.slow_note {
+            Some(note) if may_be_logged => note,
+            _ => return self.answers.recv_timeout(limit),
         };
         match self.answers.recv_timeout(SLOW_ANSWER) {
             Err(RecvTimeoutError::Timeout) => {
@@ -235,9 +240,9 @@ impl<Q: Send + 'static, A: Send + 'static> Responder<Q, A> {
 
     /// The last lines of standard error. Waits until standard error is read to its end, for at most the grace period.
     fn last_lines(&self) -> Vec<String> {
-        let begun = Instant::now();
+        let start = Instant::now();
         let is_reading = || self.stderr_reader.as_ref().is_some_and(|reader| !reader.is_finished());
-        while is_reading() && begun.elapsed() < GRACE_PERIOD {
+        while is_reading() && start.elapsed() < GRACE_PERIOD {
             thread::sleep(POLL_INTERVAL);
         }
         self.last_lines.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()

@@ -13,9 +13,11 @@ use ureq::http::Uri;
 use roll_core::{Error, Result, check_seconds};
 
 /// Delay before a retry if the service does not name one.
-const PAUSE: Duration = Duration::from_millis(500);
+const DEFAULT_PAUSE: Duration = Duration::from_millis(500);
 /// Minimum delay before a retry.
 const LEAST_PAUSE: Duration = Duration::from_millis(20);
+/// Longest delay in seconds that a service may name.
+const MAX_RETRY_AFTER: f64 = 3600.0;
 /// How long an idle connection is kept for another request, to services for which a repeated request does no harm.
 pub const IDLE_LIMIT: Duration = Duration::from_secs(15);
 /// Maximum number of bytes of an invalid answer that an error quotes.
@@ -104,6 +106,7 @@ impl Service {
         body: &[u8],
     ) -> std::result::Result<Box<dyn Read>, NoAnswer> {
         let service_limit = self.agent.config().timeouts().global;
+        // The shorter one of the limits that there are.
         let shorter_limit = service_limit.into_iter().chain(limit).min();
         let request = self.agent.post(&self.url).config().timeout_global(shorter_limit).build();
         let mut request = request.header("Content-Type", content_type);
@@ -162,8 +165,9 @@ pub struct Unanswered {
 }
 
 impl Repeats {
-    /// At most `retries` repetitions after failures, and any number while the service is busy, for `busy_timeout`
-    /// seconds. Before its first answer, a service may take `start_timeout` seconds until it listens.
+    /// Allows at most `retries` repetitions after failures. While the service is busy, any number of repetitions is
+    /// allowed for `busy_timeout` seconds. Before its first answer, a service may take `start_timeout` seconds until it
+    /// listens.
     ///
     /// # Errors
     /// Fails on invalid limits; the error names the key `section.busy_timeout` or `section.start_timeout`.
@@ -183,10 +187,10 @@ impl Repeats {
         may_receive_twice: bool,
         mut attempt: impl FnMut() -> std::result::Result<T, NoAnswer>,
     ) -> std::result::Result<T, Unanswered> {
-        let (begun, mut times, mut failures) = (Instant::now(), 0, 0);
+        let (start, mut attempts, mut failures) = (Instant::now(), 0, 0);
         // Each case either waits and continues with another attempt, or is the reason to give up.
         loop {
-            times += 1;
+            attempts += 1;
             let no_answer = match attempt() {
                 Ok(answer) => {
                     self.has_answered.store(true, Ordering::Relaxed);
@@ -194,23 +198,23 @@ impl Repeats {
                 }
                 Err(no_answer) => no_answer,
             };
-            let is_starting = !self.has_answered.load(Ordering::Relaxed) && begun.elapsed() < self.start_timeout;
+            let is_starting = !self.has_answered.load(Ordering::Relaxed) && start.elapsed() < self.start_timeout;
             let was_rejected = matches!(no_answer, NoAnswer::Rejected(_));
             let was_refused = matches!(no_answer, NoAnswer::ConnectionRefused(_));
             let problem = match no_answer {
-                NoAnswer::Busy(wait) if begun.elapsed() + wait <= self.busy_timeout => {
+                NoAnswer::Busy(wait) if start.elapsed() + wait <= self.busy_timeout => {
                     std::thread::sleep(wait);
                     continue;
                 }
                 NoAnswer::Busy(_) => {
-                    let within = self.busy_timeout.as_secs_f64();
-                    format!("it is busy and cannot be asked again within {within} s (`{}.busy_timeout`)", self.section)
+                    let limit = self.busy_timeout.as_secs_f64();
+                    format!("it is busy and cannot be asked again within {limit} s (`{}.busy_timeout`)", self.section)
                 }
                 NoAnswer::ConnectionRefused(problem) if is_starting => {
-                    if times == 1 {
+                    if attempts == 1 {
                         tracing::info!("{peer}: {problem}; waiting until it listens");
                     }
-                    std::thread::sleep(PAUSE);
+                    std::thread::sleep(DEFAULT_PAUSE);
                     continue;
                 }
                 NoAnswer::ConnectionRefused(problem) | NoAnswer::Failed(problem)
@@ -218,7 +222,7 @@ impl Repeats {
                 {
                     failures += 1;
                     tracing::warn!("{peer}: {problem}; asking again");
-                    std::thread::sleep(PAUSE);
+                    std::thread::sleep(DEFAULT_PAUSE);
                     continue;
                 }
                 NoAnswer::ConnectionRefused(problem)
@@ -226,7 +230,7 @@ impl Repeats {
                 | NoAnswer::Rejected(problem)
                 | NoAnswer::Permanent(problem) => problem,
             };
-            return Err(Unanswered { peer: peer.into(), times, problem, was_rejected });
+            return Err(Unanswered { peer: peer.into(), times: attempts, problem, was_rejected });
         }
     }
 }
@@ -262,11 +266,11 @@ fn bearer(section: &str, name: &str) -> Result<String> {
     }
 }
 
-/// The delay before a retry, from the header `Retry-After` if it has a number of seconds below an hour.
+/// The delay before a retry, from the header `Retry-After` if it has a number of seconds below [`MAX_RETRY_AFTER`].
 fn pause(retry_after: Option<&str>) -> Duration {
     let seconds = retry_after.and_then(|text| text.trim().parse::<f64>().ok());
-    let wait = seconds.filter(|s| (0.0..3600.0).contains(s)).map(Duration::from_secs_f64);
-    wait.unwrap_or(PAUSE).max(LEAST_PAUSE)
+    let wait = seconds.filter(|s| (0.0..MAX_RETRY_AFTER).contains(s)).map(Duration::from_secs_f64);
+    wait.unwrap_or(DEFAULT_PAUSE).max(LEAST_PAUSE)
 }
 
 /// The beginning of an answer as one line without control characters, for an error message.

@@ -8,11 +8,11 @@ use serde_json::Value;
 
 /// Time limit for making a tokenizer and for tokenizing one text; usual times are milliseconds.
 pub const LIMIT: Duration = Duration::from_secs(60);
-/// Most bytes of a text after normalization. The tokenizer needs about fifty times that memory.
+/// Maximum number of bytes of a text after normalization. The tokenizer needs about fifty times that memory.
 const MAX_NORMALIZED: u64 = 32 << 20;
-/// Most bytes that a decoder may put in the place of one token.
+/// Maximum number of bytes that a decoder may put in the place of one token.
 const MAX_DECODED: usize = 1024;
-/// Most levels of normalizers or decoders within one another.
+/// Maximum number of levels of normalizers or decoders within one another.
 const MAX_DEPTH: usize = 16;
 
 /// An upper bound on the length of a text after normalization: `factor` times its length, plus `added`.
@@ -24,9 +24,9 @@ pub struct Growth {
     added: u64,
 }
 
-/// The parts that are checked; the vocabulary is skipped.
+/// The parts of a `tokenizer.json` that are checked. The vocabulary is skipped.
 #[derive(Deserialize)]
-struct File {
+struct CheckedParts {
     #[serde(default)]
     normalizer: Value,
     #[serde(default)]
@@ -37,19 +37,19 @@ impl Growth {
     /// Computes the bound from the text of a `tokenizer.json`. Fails if the text is not JSON, if a normalizer or
     /// decoder replaces an empty pattern, which matches everywhere, and on a decoder that makes tokens too long.
     pub fn of(json: &[u8]) -> Result<Self, String> {
-        let file: File = serde_json::from_slice(json).map_err(|e| format!("expected JSON: {e}"))?;
+        let parts: CheckedParts = serde_json::from_slice(json).map_err(|e| format!("expected JSON: {e}"))?;
         let mut growth = Self { factor: 1, added: 0 };
-        growth.add_normalizer(&file.normalizer, 0)?;
-        check_decoder(&file.decoder, 0)?;
+        growth.add_normalizer(&parts.normalizer, 0)?;
+        check_decoder(&parts.decoder, 0)?;
         Ok(growth)
     }
 
     /// Fails if `text` may become longer by normalization than a tokenizer should be given.
     pub fn check(&self, text: &str) -> Result<(), String> {
-        let most = (text.len() as u64).saturating_mul(self.factor).saturating_add(self.added);
-        if most > MAX_NORMALIZED {
+        let bound = (text.len() as u64).saturating_mul(self.factor).saturating_add(self.added);
+        if bound > MAX_NORMALIZED {
             return Err(format!(
-                "a text of {} bytes is too long for this tokenizer, whose normalizer may make {most} of them (at most \
+                "a text of {} bytes is too long for this tokenizer, whose normalizer may make {bound} of them (at most \
                  {MAX_NORMALIZED})",
                 text.len()
             ));
@@ -120,6 +120,7 @@ fn longest_replacement(base64: &str) -> Result<u64, String> {
     Ok(replacements.split(|byte| *byte == 0).map(<[u8]>::len).max().unwrap_or(0).max(1) as u64)
 }
 
+/// Decodes base64: four digits of six bits become three bytes. `None` if `text` has another character.
 fn from_base64(text: &str) -> Option<Vec<u8>> {
     let digit = |byte: u8| -> Option<u32> {
         Some(u32::from(match byte {
@@ -134,6 +135,7 @@ fn from_base64(text: &str) -> Option<Vec<u8>> {
     let mut bytes = Vec::with_capacity(text.len() / 4 * 3);
     for four in text.trim_end_matches('=').as_bytes().chunks(4) {
         let value = four.iter().try_fold(0, |value, byte| Some(value << 6 | digit(*byte)?))?;
+        // The last group may have fewer digits: n digits hold n - 1 bytes.
         let value = value << (6 * (4 - four.len()));
         bytes.extend(&value.to_be_bytes()[1..four.len()]);
     }

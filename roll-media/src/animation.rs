@@ -16,7 +16,14 @@ const MAX_PIXELS_OF_ALL: usize = 1 << 30;
 
 /// The duration of a frame as players show it: Chrome and Firefox show frames of up to 10 ms for 100 ms.
 fn shown_seconds(seconds: f64) -> f64 {
-    if seconds < 0.011 { 0.1 } else { seconds }
+    /// Slightly above 10 ms, so that rounding does not matter.
+    const MORE_THAN_10_MS: f64 = 0.011;
+    if seconds < MORE_THAN_10_MS { 0.1 } else { seconds }
+}
+
+/// The duration of a frame of a GIF, whose delays are in hundredths of a second.
+fn shown_seconds_of_gif(delay: u16) -> f64 {
+    shown_seconds(f64::from(delay) / 100.0)
 }
 
 /// The length of an animation, according to the file's headers.
@@ -77,7 +84,7 @@ fn decode_up_to(
         }
         Animation::Png => {
             let mut reader = PngReader::new(BufReader::new(file))?;
-            announce(Length { frames: reader.left, seconds: None });
+            announce(Length { frames: reader.frames_left, seconds: None });
             frames_up_to(max_pixels, || reader.next_frame(), each)
         }
     }
@@ -119,7 +126,7 @@ fn length_of_gif(file: &File) -> Result<Length, String> {
     // A damaged frame ends the count here, and is an error when it is decoded.
     while let Ok(Some(frame)) = decoder.next_frame_info() {
         frames += 1;
-        seconds += shown_seconds(f64::from(frame.delay) / 100.0);
+        seconds += shown_seconds_of_gif(frame.delay);
     }
     Ok(Length { frames, seconds: Some(seconds) })
 }
@@ -146,7 +153,7 @@ impl<R: Read> GifReader<R> {
     fn next_frame(&mut self, ignore_transparency: bool) -> Result<Option<(Picture, f64)>, String> {
         let Some(frame) = self.decoder.next_frame_info().map_err(failure)? else { return Ok(None) };
         let [left, top, width, height] = [frame.left, frame.top, frame.width, frame.height].map(usize::from);
-        let seconds = shown_seconds(f64::from(frame.delay) / 100.0);
+        let seconds = shown_seconds_of_gif(frame.delay);
         let disposal = frame.dispose;
         check_size(width, height)?;
         let mut rgba = vec![0; self.decoder.buffer_size()];
@@ -160,7 +167,7 @@ impl<R: Read> GifReader<R> {
                 if pixel[3] != 0 || ignore_transparency {
                     shown.rgb[rgb.clone()].copy_from_slice(&pixel[..3]);
                 }
-                // The pixel over which the next frame is drawn.
+                // Sets the pixel over which the next frame is drawn.
                 match disposal {
                     DisposalMethod::Any | DisposalMethod::Keep => {
                         canvas.rgb[rgb.clone()].copy_from_slice(&shown.rgb[rgb]);
@@ -185,7 +192,7 @@ fn failure(error: DecodingError) -> String {
 struct PngReader<R: std::io::BufRead + Seek> {
     reader: png::Reader<R>,
     /// Number of frames that are not read yet.
-    left: usize,
+    frames_left: usize,
     /// `[height, width]` of the canvas.
     size: [usize; 2],
     /// The pixels that the next frame is drawn over, with transparency.
@@ -200,22 +207,22 @@ impl<R: std::io::BufRead + Seek> PngReader<R> {
         check_size(width, height)?;
         decoder.set_transformations(png::Transformations::EXPAND);
         let reader = decoder.read_info().map_err(png_failure)?;
-        let left = reader.info().animation_control().map_or(1, |control| control.num_frames as usize);
-        let mut new = Self { reader, left, size: [height, width], canvas: vec![[0; 4]; width * height] };
+        let frames_left = reader.info().animation_control().map_or(1, |control| control.num_frames as usize);
+        let mut frames = Self { reader, frames_left, size: [height, width], canvas: vec![[0; 4]; width * height] };
         // A first picture without a frame's header is only for programs that cannot show animations. It is skipped.
-        let first_is_no_frame = new.reader.info().frame_control().is_none();
+        let first_is_no_frame = frames.reader.info().frame_control().is_none();
         if first_is_no_frame {
-            new.next_samples()?;
+            frames.next_pixels()?;
         }
-        Ok(new)
+        Ok(frames)
     }
 
     /// The pixels of the next picture in the file, as RGBA.
-    fn next_samples(&mut self) -> Result<Vec<[u8; 4]>, String> {
+    fn next_pixels(&mut self) -> Result<Vec<[u8; 4]>, String> {
         let mut samples = vec![0; self.reader.output_buffer_size().ok_or("larger than the address space")?];
-        let found = self.reader.next_frame(&mut samples).map_err(png_failure)?;
-        samples.truncate(found.buffer_size());
-        if found.bit_depth == png::BitDepth::Sixteen {
+        let written = self.reader.next_frame(&mut samples).map_err(png_failure)?;
+        samples.truncate(written.buffer_size());
+        if written.bit_depth == png::BitDepth::Sixteen {
             samples = rounded_to_8_bits(&samples);
         }
         let rgba = |pixel: &[u8]| match *pixel {
@@ -225,28 +232,28 @@ impl<R: std::io::BufRead + Seek> PngReader<R> {
             [r, g, b, alpha, ..] => [r, g, b, alpha],
             [] => [0; 4],
         };
-        Ok(samples.chunks_exact(found.color_type.samples()).map(rgba).collect())
+        Ok(samples.chunks_exact(written.color_type.samples()).map(rgba).collect())
     }
 
     /// Returns the next frame and its duration in seconds; `None` after the last frame.
     fn next_frame(&mut self) -> Result<Option<(Picture, f64)>, String> {
-        if self.left == 0 {
+        if self.frames_left == 0 {
             return Ok(None);
         }
-        let samples = self.next_samples()?;
+        let pixels = self.next_pixels()?;
         let control = *self.reader.info().frame_control().ok_or_else(|| damaged("a frame without a header"))?;
-        self.left -= 1;
+        self.frames_left -= 1;
         let [height, width] = self.size;
-        let [left, top, across] = [control.x_offset, control.y_offset, control.width].map(|n| n as usize);
+        let [left, top, frame_width] = [control.x_offset, control.y_offset, control.width].map(|n| n as usize);
         let mut shown = self.canvas.clone();
-        for (y, row) in (top..height).zip(samples.chunks_exact(across.max(1))) {
+        for (y, row) in (top..height).zip(pixels.chunks_exact(frame_width.max(1))) {
             for (x, pixel) in (left..width).zip(row) {
                 let shown_pixel = &mut shown[y * width + x];
                 *shown_pixel = match control.blend_op {
                     png::BlendOp::Source => *pixel,
                     png::BlendOp::Over => over(*pixel, *shown_pixel),
                 };
-                // The pixel over which the next frame is drawn.
+                // Sets the pixel over which the next frame is drawn.
                 match control.dispose_op {
                     png::DisposeOp::None => self.canvas[y * width + x] = *shown_pixel,
                     png::DisposeOp::Background => self.canvas[y * width + x] = [0; 4],
@@ -277,6 +284,7 @@ fn over(above: [u8; 4], below: [u8; 4]) -> [u8; 4] {
         let sum = u32::from(above[i]) * weight_above + u32::from(below[i]) * weight_below;
         ((sum + total / 2) / total) as u8
     };
+    // The opacity is the total weight, rounded to units of 1 / 255.
     [mixed(0), mixed(1), mixed(2), ((total + 127) / 255) as u8]
 }
 

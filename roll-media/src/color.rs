@@ -14,27 +14,44 @@ pub(crate) struct Matrix {
     /// Weight of blue in luma.
     kb: f64,
     /// Whether luma uses all code values, 0 to 255, instead of 16 to 235.
-    full_range: bool,
+    is_full_range: bool,
+}
+
+/// The colour of a stream as a header declares it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct DeclaredColor {
+    /// Code of the matrix (`matrix_coefficients` of H.273).
+    pub matrix_code: u8,
+    /// Whether luma uses all code values, 0 to 255, instead of 16 to 235.
+    pub is_full_range: bool,
+}
+
+impl DeclaredColor {
+    /// The code of a matrix that is not specified.
+    pub const UNSPECIFIED_MATRIX: u8 = 2;
 }
 
 impl Matrix {
-    /// BT.601, which SD video and this crate's writer use.
-    pub const fn bt601(full_range: bool) -> Self {
-        Self { kr: 0.299, kb: 0.114, full_range }
-    }
+    /// BT.601 with limited range, which SD video and this crate's writer use.
+    pub const BT601_LIMITED: Self = Self { kr: 0.299, kb: 0.114, is_full_range: false };
 
-    /// The matrix of a code of H.273 (`matrix_coefficients`). Unspecified (2) is BT.601, as in ffmpeg at every size;
-    /// `None` for codes without such a matrix (RGB, YCgCo, constant luminance).
-    pub fn from_code(code: u8, full_range: bool) -> Option<Self> {
+    /// The matrix of a code of H.273 (`matrix_coefficients`). An unspecified matrix is BT.601, as in ffmpeg at every
+    /// size. `None` for codes without such a matrix (RGB, YCgCo, constant luminance).
+    pub fn from_code(code: u8, is_full_range: bool) -> Option<Self> {
         let (kr, kb) = match code {
+            // BT.709.
             1 => (0.2126, 0.0722),
-            2 | 5 | 6 => (0.299, 0.114),
+            // BT.601 of 625 lines (5) and of 525 lines (6).
+            DeclaredColor::UNSPECIFIED_MATRIX | 5 | 6 => (0.299, 0.114),
+            // FCC.
             4 => (0.30, 0.11),
+            // SMPTE 240M.
             7 => (0.212, 0.087),
+            // BT.2020.
             9 => (0.2627, 0.0593),
             _ => return None,
         };
-        Some(Self { kr, kb, full_range })
+        Some(Self { kr, kb, is_full_range })
     }
 
     /// Weight of green in luma.
@@ -44,7 +61,7 @@ impl Matrix {
 
     /// The extents of luma and of chroma in code values, and the luma of black.
     fn range(self) -> (f64, f64, i32) {
-        if self.full_range { (255.0, 255.0, 0) } else { (219.0, 224.0, 16) }
+        if self.is_full_range { (255.0, 255.0, 0) } else { (219.0, 224.0, 16) }
     }
 }
 
@@ -76,7 +93,7 @@ impl Yuv420<'_> {
 }
 
 /// Number of fractional bits of the fixed-point factors.
-const BITS: u32 = 16;
+const FACTOR_BITS: u32 = 16;
 /// Number of fractional bits of interpolated chroma: vertical interpolation has quarters, horizontal has halves.
 const CHROMA_BITS: u32 = 3;
 
@@ -86,14 +103,14 @@ pub(crate) fn to_rgb(yuv: Yuv420<'_>, matrix: Matrix) -> Picture {
     let factors = Factors::of(matrix);
     let mut rgb = vec![0; w * h * 3];
     let (mut u, mut v) = (vec![0; w], vec![0; w]);
-    let mut column = vec![0; w / 2];
+    let mut blended = vec![0; w / 2];
     for (row, out) in rgb.chunks_exact_mut(w * 3).enumerate() {
         // The rows of chroma nearest to and second nearest to the row of luma.
         let near = row / 2;
         let far = if row % 2 == 0 { near.saturating_sub(1) } else { (near + 1).min(h / 2 - 1) };
         for (plane, full) in [(yuv.u, &mut u), (yuv.v, &mut v)] {
             let line = |r: usize| &plane[r * yuv.uv_stride..][..w / 2];
-            upsample(line(near), line(far), &mut column, full);
+            upsample(line(near), line(far), &mut blended, full);
         }
         convert_row(&yuv.y[row * yuv.y_stride..][..w], &u, &v, &factors, out);
     }
@@ -136,9 +153,9 @@ impl Factors {
     fn of(matrix: Matrix) -> Self {
         let (luma, chroma, black) = matrix.range();
         let fixed = |x: f64, bits: u32| (x * f64::from(1u32 << bits)).round() as i32;
-        let of_chroma = |x: f64| fixed(x * 255.0 / chroma, BITS - CHROMA_BITS);
+        let of_chroma = |x: f64| fixed(x * 255.0 / chroma, FACTOR_BITS - CHROMA_BITS);
         Self {
-            y: fixed(255.0 / luma, BITS),
+            y: fixed(255.0 / luma, FACTOR_BITS),
             black,
             rv: of_chroma(2.0 * (1.0 - matrix.kr)),
             gu: of_chroma(2.0 * matrix.kb * (1.0 - matrix.kb) / matrix.kg()),
@@ -148,28 +165,31 @@ impl Factors {
     }
 }
 
-/// Interpolates chroma at the columns of one row of luma, from the two nearest rows of chroma. `column` is scratch
-/// memory. Values of `out` are offset by -128 and scaled by 2^[`CHROMA_BITS`].
-fn upsample(near: &[u8], far: &[u8], column: &mut [i32], out: &mut [i32]) {
-    for ((c, &n), &f) in column.iter_mut().zip(near).zip(far) {
-        *c = 3 * i32::from(n) + i32::from(f) - 4 * 128;
+/// Interpolates chroma at the columns of one row of luma, from the two nearest rows of chroma. `blended` is scratch
+/// memory of the length of `near`. Values of `out` are offset by -128 and scaled by 2^[`CHROMA_BITS`].
+fn upsample(near: &[u8], far: &[u8], blended: &mut [i32], out: &mut [i32]) {
+    // A row of luma is a quarter of the distance of two rows of chroma away from the nearest one: weights 3/4 and 1/4.
+    for ((blend, &near), &far) in blended.iter_mut().zip(near).zip(far) {
+        *blend = 3 * i32::from(near) + i32::from(far) - 4 * 128;
     }
     for (i, pair) in out.chunks_exact_mut(2).enumerate() {
-        let here = column[i];
-        let next = column[(i + 1).min(column.len() - 1)];
+        let here = blended[i];
+        let next = blended[(i + 1).min(blended.len() - 1)];
         pair[0] = 2 * here;
         pair[1] = here + next;
     }
 }
 
-fn convert_row(y: &[u8], u: &[i32], v: &[i32], f: &Factors, out: &mut [u8]) {
-    let half = 1 << (BITS - 1);
-    let byte = |x: i32| (x >> BITS).clamp(0, 255) as u8;
+/// Converts a row to RGB. `u` and `v` are in the form that [`upsample`] writes.
+fn convert_row(y: &[u8], u: &[i32], v: &[i32], factors: &Factors, out: &mut [u8]) {
+    // Added before the shift, which then rounds to the nearest byte.
+    let half = 1 << (FACTOR_BITS - 1);
+    let byte = |x: i32| (x >> FACTOR_BITS).clamp(0, 255) as u8;
     for (((pixel, &y), &u), &v) in out.chunks_exact_mut(3).zip(y).zip(u).zip(v) {
-        let luma = (i32::from(y) - f.black) * f.y + half;
-        pixel[0] = byte(luma + f.rv * v);
-        pixel[1] = byte(luma - f.gu * u - f.gv * v);
-        pixel[2] = byte(luma + f.bu * u);
+        let luma = (i32::from(y) - factors.black) * factors.y + half;
+        pixel[0] = byte(luma + factors.rv * v);
+        pixel[1] = byte(luma - factors.gu * u - factors.gv * v);
+        pixel[2] = byte(luma + factors.bu * u);
     }
 }
 
@@ -201,6 +221,7 @@ pub(crate) fn from_rgb(picture: &Picture, matrix: Matrix) -> YuvPlanes {
             for (((pixel, y_out), du), dv) in line.chunks_exact(3).zip(out).zip(&mut du).zip(&mut dv) {
                 let [r, g, b] = [f32::from(pixel[0]), f32::from(pixel[1]), f32::from(pixel[2])];
                 let y = kr * r + kg * g + kb * b;
+                // Adding a half rounds to the nearest byte.
                 *y_out = (y * y_scale + black + 0.5) as u8;
                 *du += (b - y) * u_scale;
                 *dv += (r - y) * v_scale;
@@ -209,6 +230,7 @@ pub(crate) fn from_rgb(picture: &Picture, matrix: Matrix) -> YuvPlanes {
         for (sums, plane) in [(&du, &mut planes.u), (&dv, &mut planes.v)] {
             for (i, out) in plane[pair * (w / 2)..][..w / 2].iter_mut().enumerate() {
                 let (left, here, right) = (sums[(2 * i).saturating_sub(1)], sums[2 * i], sums[2 * i + 1]);
+                // Four weights over two rows make 8. The centre of chroma is 128, and a half rounds.
                 *out = ((left + 2.0 * here + right) / 8.0 + 128.5) as u8;
             }
         }
@@ -234,13 +256,13 @@ mod tests {
 
     #[test]
     fn known_colours_match_the_standards() {
-        let sd = Matrix::bt601(false);
+        let sd = Matrix::BT601_LIMITED;
         let hd = Matrix::from_code(1, false).unwrap();
         assert_eq!(rgb_of(16, 128, 128, sd), [0, 0, 0]);
         assert_eq!(rgb_of(235, 128, 128, hd), [255, 255, 255]);
         assert_eq!(rgb_of(81, 90, 240, sd), [254, 0, 0]);
         assert_eq!(rgb_of(63, 102, 240, hd), [255, 1, 0]);
-        assert_eq!(rgb_of(200, 128, 128, Matrix::bt601(true)), [200, 200, 200]);
+        assert_eq!(rgb_of(200, 128, 128, Matrix::from_code(6, true).unwrap()), [200, 200, 200]);
         assert!(Matrix::from_code(0, true).is_none());
     }
 
@@ -254,7 +276,7 @@ mod tests {
             })
             .collect();
         let picture = Picture { width, height, rgb };
-        for matrix in [Matrix::bt601(false), Matrix::from_code(1, true).unwrap()] {
+        for matrix in [Matrix::BT601_LIMITED, Matrix::from_code(1, true).unwrap()] {
             let p = from_rgb(&picture, matrix);
             let yuv = Yuv420 { width, height, y: &p.y, u: &p.u, v: &p.v, y_stride: width, uv_stride: width / 2 };
             let back = to_rgb(yuv, matrix);

@@ -12,13 +12,24 @@ use crate::mp4::check_layout;
 
 /// Maximum number of elements of a live Matroska stream that are looked at.
 const MAX_ELEMENTS: usize = 1 << 22;
-/// The id of the element that holds all others of a Matroska file.
+/// The id of the second element of a Matroska file, which contains all further elements.
 const SEGMENT: u64 = 0x1853_8067;
-/// Length of a packet of an MPEG transport stream, and of the time that M2TS puts before each packet.
+/// Length of a packet of an MPEG transport stream.
 const TRANSPORT_PACKET: u64 = 188;
+/// Length of the time that M2TS puts before each packet of an MPEG transport stream.
 const M2TS_TIME: u64 = 4;
-/// Maximum length of an Ogg page.
-const MAX_OGG_PAGE: u64 = 27 + 255 + 255 * 255;
+/// Length of the header of an Ogg page, which ends with the number of segments.
+const OGG_HEADER: usize = 27;
+/// Maximum length of an Ogg page: its header, the sizes of 255 segments in a byte each, and the segments of 255 bytes.
+const MAX_OGG_PAGE: u64 = OGG_HEADER as u64 + 255 + 255 * 255;
+/// Length of the header of an FLV file.
+const FLV_HEADER: u64 = 9;
+/// Length of the header of an FLV tag.
+const FLV_TAG_HEADER: u64 = 11;
+/// Length of the size that follows each FLV tag.
+const FLV_SIZE: u64 = 4;
+/// Length of the name and the size of a RIFF chunk. The whole file is a chunk, too.
+const RIFF_HEADER: u64 = 8;
 
 /// Fails if the file is cut off according to the sizes in its container. A stream without sizes passes, because only
 /// decoding can show whether it is cut off.
@@ -50,7 +61,7 @@ fn check_stream(file: File, length: u64, container: Container) -> std::result::R
         // AVI.
         [b'R', b'I', b'F', b'F', a, b, c, d, ..] => match u32::from_le_bytes([*a, *b, *c, *d]) {
             0 | u32::MAX => None, // written as a stream
-            size => Some(8 + u64::from(size)),
+            size => Some(RIFF_HEADER + u64::from(size)),
         },
         [b'O', b'g', b'g', b'S', ..] => ogg_end(&mut file, length),
         // An MPEG transport stream, and one with a time before each packet (M2TS).
@@ -125,18 +136,19 @@ fn ogg_end(file: &mut (impl Read + Seek), length: u64) -> Option<u64> {
     let mut tail = Vec::new();
     file.read_to_end(&mut tail).ok()?;
     let at = tail.windows(5).rposition(|bytes| bytes == b"OggS\0")?;
-    // A page: a header of 27 bytes, which ends with the number of segments; their sizes; the segments.
+    // A page has a header, the sizes of its segments, and the segments.
     let page = &tail[at..];
-    let header = 27 + usize::from(*page.get(26)?);
-    let body: u64 = page.get(27..header.min(page.len()))?.iter().map(|size| u64::from(*size)).sum();
-    Some(from + at as u64 + header as u64 + body)
+    let segments = usize::from(*page.get(OGG_HEADER - 1)?);
+    let body_start = OGG_HEADER + segments;
+    let body: u64 = page.get(OGG_HEADER..body_start.min(page.len()))?.iter().map(|size| u64::from(*size)).sum();
+    Some(from + at as u64 + body_start as u64 + body)
 }
 
 /// Where the last tag of an FLV file ends. Fails if another FLV file follows, because ffmpeg and players show the first
 /// file only.
 fn flv_end(file: &mut (impl Read + Seek), length: u64) -> std::result::Result<Option<u64>, String> {
-    // The first tag follows the header of 9 bytes and the size of a previous tag, which is 0.
-    let mut position = 9 + 4;
+    // The size of a previous tag, which is 0, precedes the first tag.
+    let mut position = FLV_HEADER + FLV_SIZE;
     for _ in 0..MAX_ELEMENTS {
         let mut tag = [0; 4];
         if file.seek(SeekFrom::Start(position)).and_then(|_| file.read_exact(&mut tag)).is_err() {
@@ -147,10 +159,13 @@ fn flv_end(file: &mut (impl Read + Seek), length: u64) -> std::result::Result<Op
                 return Err("it has several files joined as they are, of which players show the first only".into());
             }
             // A tag with audio (8), video (9) or metadata (18): its header, its data, and its size once more.
-            [8 | 9 | 18, a, b, c] => position += 11 + u64::from(u32::from_be_bytes([0, a, b, c])) + 4,
+            [8 | 9 | 18, a, b, c] => {
+                position += FLV_TAG_HEADER + u64::from(u32::from_be_bytes([0, a, b, c])) + FLV_SIZE;
+            }
             _ => return Ok(None),
         }
-        if position > length + 4 {
+        // The last size may be missing.
+        if position > length + FLV_SIZE {
             return Ok(Some(position));
         }
     }
@@ -159,7 +174,7 @@ fn flv_end(file: &mut (impl Read + Seek), length: u64) -> std::result::Result<Op
 
 /// Where the last, incomplete packet of an MPEG transport stream would end (ISO/IEC 13818-1, 2.4.3). `prefix` is the
 /// number of bytes before each packet. `None` if all packets are complete, or if the file does not end with packets at
-/// multiples of their length. Fails if no packet begins at an earlier multiple, because decoders skip such damage
+/// multiples of their length. Fails at the first multiple where no packet begins, because decoders skip such damage
 /// without a message.
 fn transport_end(file: &mut (impl Read + Seek), length: u64, prefix: u64) -> std::result::Result<Option<u64>, String> {
     let packet_length = prefix + TRANSPORT_PACKET;
@@ -192,17 +207,19 @@ fn transport_end(file: &mut (impl Read + Seek), length: u64, prefix: u64) -> std
 fn webp_end(file: &mut (impl Read + Seek), length: u64) -> std::result::Result<Option<u64>, String> {
     let mut head = [0; 8];
     let failed = |error: std::io::Error| error.to_string();
+    // The size of the file follows the name `RIFF`, and the chunks follow the name `WEBP`.
     file.seek(SeekFrom::Start(4)).and_then(|_| file.read_exact(&mut head)).map_err(failed)?;
-    let end = 8 + u64::from(u32::from_le_bytes([head[0], head[1], head[2], head[3]]));
-    let mut at = 12;
-    while at + 8 <= end.min(length) {
+    let end = RIFF_HEADER + u64::from(u32::from_le_bytes([head[0], head[1], head[2], head[3]]));
+    let mut at = RIFF_HEADER + 4;
+    while at + RIFF_HEADER <= end.min(length) {
         file.seek(SeekFrom::Start(at)).and_then(|_| file.read_exact(&mut head)).map_err(failed)?;
         let [name @ .., a, b, c, d] = head;
         if !name.iter().all(|byte| (b' '..=b'~').contains(byte)) {
             return Err(format!("it is damaged: no chunk begins at byte {at}"));
         }
         let size = u64::from(u32::from_le_bytes([a, b, c, d]));
-        at += 8 + size + size % 2;
+        // A chunk of odd size is followed by a byte of padding.
+        at += RIFF_HEADER + size + size % 2;
     }
     Ok(Some(end))
 }

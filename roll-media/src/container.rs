@@ -58,7 +58,8 @@ pub fn is_picture(path: &Path) -> bool {
     FileHead::read(path).is_ok_and(is_picture)
 }
 
-/// Whether a picture has several frames.
+/// Whether the file has several frames: an animated picture, or a video in a container other than
+/// MP4, which has a reader of its own.
 pub fn is_animated(path: &Path) -> bool {
     let is_animated = |head: FileHead| matches!(head.container(), Container::Animation(_) | Container::OtherVideo(_));
     FileHead::read(path).is_ok_and(is_animated)
@@ -90,12 +91,13 @@ impl FileHead {
     }
 
     /// Whether the file has the bytes `tag` at this offset.
-    fn at(&self, offset: usize, tag: &[u8]) -> bool {
+    fn has_at(&self, offset: usize, tag: &[u8]) -> bool {
         self.bytes.get(offset..offset + tag.len()) == Some(tag)
     }
 
+    /// The kind of the file.
     pub fn container(&self) -> Container {
-        let at = |offset, tag: &[u8]| self.at(offset, tag);
+        let at = |offset, tag: &[u8]| self.has_at(offset, tag);
         // AVIF or HEIF with several frames, which are a track as in a video.
         if at(4, b"ftyp") && [b"avis", b"msf1", b"hevc", b"hevx"].iter().any(|tag| at(8, *tag)) {
             return Container::OtherVideo("animated AVIF or HEIF");
@@ -165,17 +167,23 @@ const MAX_PNG_CHUNKS: usize = 1000;
 
 /// Whether a chunk before the first pixels announces more than one frame.
 fn is_animated_png(file: &mut File) -> bool {
-    let mut position = 8;
+    /// Bytes of the signature, which precedes the chunks.
+    const SIGNATURE: u64 = 8;
+    /// Bytes of a chunk without its data: length, kind and checksum.
+    const CHUNK_FRAME: u64 = 12;
+    let mut position = SIGNATURE;
     for _ in 0..MAX_PNG_CHUNKS {
+        // Length, kind, and the first four bytes of the data.
         let mut chunk = [0; 12];
         if file.seek(SeekFrom::Start(position)).and_then(|_| file.read_exact(&mut chunk)).is_err() {
             return false;
         }
         let [a, b, c, d, kind @ .., e, f, g, h] = chunk;
         match &kind {
+            // The animation's control chunk begins with the number of frames.
             b"acTL" => return u32::from_be_bytes([e, f, g, h]) > 1,
             b"IDAT" | b"IEND" => return false,
-            _ => position += 12 + u64::from(u32::from_be_bytes([a, b, c, d])),
+            _ => position += CHUNK_FRAME + u64::from(u32::from_be_bytes([a, b, c, d])),
         }
     }
     false

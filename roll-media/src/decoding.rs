@@ -8,6 +8,7 @@ pub(crate) const MAX_PNG_BYTES: usize = 512 << 20;
 
 /// Rounds big-endian 16-bit samples to the nearest 8-bit values.
 pub(crate) fn rounded_to_8_bits(samples: &[u8]) -> Vec<u8> {
+    // 65535 / 257 is 255, and 128 rounds to the nearest value.
     let rounded = |b: &[u8]| ((u32::from(u16::from_be_bytes([b[0], b[1]])) + 128) / 257) as u8;
     samples.chunks_exact(2).map(rounded).collect()
 }

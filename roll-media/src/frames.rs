@@ -14,9 +14,9 @@ pub(crate) const STILL_FPS: f64 = 16.0;
 /// Maximum size of one decoded video in memory, as f32.
 pub(crate) const MAX_VIDEO_BYTES: usize = 8 << 30;
 
-/// Maximum number of frames that are kept of an animated picture. The size of its file is no bound, because a frame may
-/// take only a few bytes.
-const MAX_ANNOUNCED: usize = 10_000;
+/// Maximum number of frames that are kept of an animated picture, whose reader announces their number. The size of the
+/// file is no bound, because a frame may take only a few bytes.
+const MAX_ANNOUNCED_FRAMES: usize = 10_000;
 
 /// The frames that `options` select, in four stages. First, the source frames are resampled to `fps`: each makes no,
 /// one or several *output frames*. Then every `every`-th output frame is selected, the first `skip` of these are left
@@ -80,15 +80,18 @@ impl Frames {
     /// Adds the next source frame, which is shown during `[from, to]` seconds. It makes one output frame for each
     /// sampling time of the requested rate in this interval.
     pub fn push_at(&mut self, picture: Picture, [from, to]: [f64; 2]) -> Result<ControlFlow<()>, String> {
-        let times = self.options.fps.map_or(1, |fps| times_before(to, fps).saturating_sub(times_before(from, fps)));
-        self.push(picture, times)
+        let output_frames = match self.options.fps {
+            None => 1,
+            Some(fps) => times_before(to, fps).saturating_sub(times_before(from, fps)),
+        };
+        self.push(picture, output_frames)
     }
 
-    /// Adds the next source frame, which makes `times` output frames.
-    pub fn push(&mut self, picture: Picture, times: usize) -> Result<ControlFlow<()>, String> {
+    /// Adds the next source frame, which makes `output_frames`.
+    pub fn push(&mut self, picture: Picture, output_frames: usize) -> Result<ControlFlow<()>, String> {
         if !self.is_full() {
             let selected_before = self.selected_of(self.frames_seen);
-            self.frames_seen = self.frames_seen.saturating_add(times);
+            self.frames_seen = self.frames_seen.saturating_add(output_frames);
             let selected = self.selected_of(self.frames_seen) - selected_before;
             if selected > 0 {
                 self.take(picture, selected).inspect_err(|_| self.is_rejected = true)?;
@@ -102,53 +105,70 @@ impl Frames {
         output_frames.div_ceil(self.options.every.max(1))
     }
 
-    /// Adds a source frame of which `every` selected `times` output frames.
-    fn take(&mut self, picture: Picture, times: usize) -> Result<(), String> {
-        let skipped = times.min(self.options.skip - self.skipped);
+    /// Adds a source frame of which `every` selected `selected` output frames.
+    fn take(&mut self, picture: Picture, selected: usize) -> Result<(), String> {
+        let skipped = selected.min(self.options.skip - self.skipped);
         self.skipped += skipped;
-        let times = times - skipped;
-        if times == 0 {
+        let copies = selected - skipped;
+        if copies == 0 {
             return Ok(());
         }
         let picture = fit(picture, self.options.sizing)?;
-        let size = [picture.height, picture.width];
-        if *self.size.get_or_insert(size) != size {
-            return Err(format!(
-                "frame {} has another size ({} x {}) than the first",
-                self.frames_seen - 1,
-                size[1],
-                size[0]
-            ));
-        }
-        // Too many frames are refused before the first one is kept.
-        if self.announced_to_keep() > MAX_ANNOUNCED {
-            return Err(format!(
-                "{} frames are too many for an animated picture (at most {MAX_ANNOUNCED}); convert it to a video, or ask \
-                 for fewer",
-                self.announced_to_keep()
-            ));
-        }
-        for _ in 0..times {
+        self.check_size(&picture)?;
+        self.check_announced()?;
+        for _ in 0..copies {
             if self.is_full() {
                 break;
             }
-            // Before the first frame, all announced ones must fit the memory.
-            let to_come = if self.frame_count == 0 { self.announced_to_keep().max(1) } else { 1 };
-            let values_needed = self.values.len() + to_come.saturating_mul(picture.rgb.len());
-            if values_needed.saturating_mul(4) > self.max_bytes {
-                return Err(format!(
-                    "more than {} frames of {} x {} pixels do not fit the memory for one video of this kind and size \
-                     ({} bytes); ask for fewer or smaller ones",
-                    self.max_bytes / 4 / picture.rgb.len().max(1),
-                    size[1],
-                    size[0],
-                    self.max_bytes
-                ));
-            }
+            self.check_memory(&picture)?;
             picture.append_planes(&mut self.values);
             self.frame_count += 1;
         }
         Ok(())
+    }
+
+    /// Fails unless a frame has the size of the first one.
+    fn check_size(&mut self, picture: &Picture) -> Result<(), String> {
+        let size = [picture.height, picture.width];
+        if *self.size.get_or_insert(size) == size {
+            return Ok(());
+        }
+        Err(format!(
+            "frame {} has another size ({} x {}) than the first",
+            self.frames_seen - 1,
+            picture.width,
+            picture.height
+        ))
+    }
+
+    /// Fails if too many frames are announced. This refuses them before the first one is kept.
+    fn check_announced(&self) -> Result<(), String> {
+        let announced = self.announced_to_keep();
+        if announced <= MAX_ANNOUNCED_FRAMES {
+            return Ok(());
+        }
+        Err(format!(
+            "{announced} frames are too many for an animated picture (at most {MAX_ANNOUNCED_FRAMES}); convert it to a \
+             video, or ask for fewer"
+        ))
+    }
+
+    /// Fails if the memory for one video cannot hold a further frame. Before the first frame, it must hold all
+    /// announced ones.
+    fn check_memory(&self, picture: &Picture) -> Result<(), String> {
+        let to_come = if self.frame_count == 0 { self.announced_to_keep().max(1) } else { 1 };
+        let values_needed = self.values.len() + to_come.saturating_mul(picture.rgb.len());
+        if values_needed.saturating_mul(size_of::<f32>()) <= self.max_bytes {
+            return Ok(());
+        }
+        Err(format!(
+            "more than {} frames of {} x {} pixels do not fit the memory for one video of this kind and size \
+             ({} bytes); ask for fewer or smaller ones",
+            self.max_bytes / size_of::<f32>() / picture.rgb.len().max(1),
+            picture.width,
+            picture.height,
+            self.max_bytes
+        ))
     }
 
     /// Number of announced frames that `options` select; 0 if none are announced.
@@ -170,7 +190,9 @@ impl Frames {
 /// The number of times 0, 1 / fps, 2 / fps, ... before `seconds`, i.e. the number of frames of a video of that
 /// duration.
 pub(crate) fn times_before(seconds: f64, fps: f64) -> usize {
-    (seconds * fps - 1e-9).ceil().max(0.0) as usize
+    /// Rounding of `seconds * fps` by less than this makes no further frame.
+    const ROUNDING: f64 = 1e-9;
+    (seconds * fps - ROUNDING).ceil().max(0.0) as usize
 }
 
 /// Crops and resizes an image as `sizing` says.

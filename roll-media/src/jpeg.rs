@@ -10,6 +10,34 @@
 
 use crate::picture::check_size;
 
+// Codes of markers (T.81, table B.1).
+
+/// For private use in arithmetic coding; has no segment.
+const TEM: u8 = 0x01;
+/// Start of a baseline frame.
+const SOF0: u8 = 0xc0;
+/// Start of a progressive frame.
+const SOF2: u8 = 0xc2;
+// Starts of frames of other kinds (lossless, hierarchical, arithmetic coding).
+const SOF3: u8 = 0xc3;
+const SOF5: u8 = 0xc5;
+const SOF11: u8 = 0xcb;
+const SOF13: u8 = 0xcd;
+const SOF15: u8 = 0xcf;
+/// Huffman tables.
+const DHT: u8 = 0xc4;
+// Restart markers, numbered modulo 8.
+const RST0: u8 = 0xd0;
+const RST7: u8 = 0xd7;
+/// Start of the picture.
+const SOI: u8 = 0xd8;
+/// End of the picture.
+const EOI: u8 = 0xd9;
+/// Start of a scan.
+const SOS: u8 = 0xda;
+/// Restart interval.
+const DRI: u8 = 0xdd;
+
 const CUT_SHORT: &str = "the picture is cut short";
 
 /// Maximum number of scans; programs write about ten. Each may cost a walk over all blocks.
@@ -22,30 +50,27 @@ fn damaged(what: &str) -> String {
 /// Fails if the JPEG file is cut short or damaged. Kinds of JPEG that no decoder here reads (arithmetic coding,
 /// lossless) pass.
 pub(crate) fn check(bytes: &[u8]) -> Result<(), String> {
+    // The two bytes of the marker SOI begin the file.
     let mut jpeg = Jpeg { bytes, position: 2, ..Jpeg::default() };
     while let Some(marker) = jpeg.next_marker()? {
         match marker {
-            // EOI, the end of the picture.
-            0xd9 => return jpeg.check_scans(),
-            // RST0 to RST7: a restart marker after a scan is harmless, but data after the marker is not.
-            0xd0..=0xd7 if bytes.get(jpeg.position).is_some_and(|next| *next != 0xff) => {
+            EOI => return jpeg.check_scans(),
+            // A restart marker after a scan is harmless, but data after the marker is not.
+            RST0..=RST7 if bytes.get(jpeg.position).is_some_and(|next| *next != 0xff) => {
                 return Err(damaged("a scan has more data than blocks"));
             }
-            0x01 | 0xd0..=0xd8 => continue, // TEM, RST and SOI: markers without a segment
+            TEM | RST0..=RST7 | SOI => continue, // markers without a segment
             _ => {}
         }
-        let segment = jpeg.segment()?;
+        let segment = jpeg.take_segment()?;
         match marker {
-            // SOF0 to SOF2: baseline, extended, progressive.
-            0xc0..=0xc2 => jpeg.start_frame(marker == 0xc2, segment)?,
-            // DHT.
-            0xc4 => jpeg.huffman_tables(segment)?,
-            // Other SOF: kinds that no decoder here reads.
-            0xc3 | 0xc5..=0xcb | 0xcd..=0xcf => return Ok(()),
-            // DRI.
-            0xdd => jpeg.restart_interval = be16(segment).ok_or(CUT_SHORT)?,
-            // SOS.
-            0xda => jpeg.scan(segment)?,
+            // Baseline, extended (SOF1) or progressive.
+            SOF0..=SOF2 => jpeg.start_frame(marker == SOF2, segment)?,
+            DHT => jpeg.read_huffman_tables(segment)?,
+            // Kinds that no decoder here reads.
+            SOF3 | SOF5..=SOF11 | SOF13..=SOF15 => return Ok(()),
+            DRI => jpeg.restart_interval = be16(segment).ok_or(CUT_SHORT)?,
+            SOS => jpeg.walk_scan(segment)?,
             _ => {}
         }
     }
@@ -59,6 +84,11 @@ pub(crate) fn check(bytes: &[u8]) -> Result<(), String> {
 /// The first two bytes as a big-endian number.
 fn be16(bytes: &[u8]) -> Option<usize> {
     Some(usize::from(*bytes.first()?) << 8 | usize::from(*bytes.get(1)?))
+}
+
+/// The upper and the lower four bits.
+fn nibbles(byte: u8) -> [usize; 2] {
+    [byte >> 4, byte & 15].map(usize::from)
 }
 
 /// A JPEG file, and the state of the walk through it.
@@ -112,8 +142,8 @@ impl<'a> Jpeg<'a> {
         }
     }
 
-    /// The contents of the segment after a marker.
-    fn segment(&mut self) -> Result<&'a [u8], String> {
+    /// Takes the contents of the segment after a marker.
+    fn take_segment(&mut self) -> Result<&'a [u8], String> {
         let rest = self.bytes.get(self.position..).unwrap_or_default();
         let length = be16(rest).filter(|length| *length >= 2).ok_or(CUT_SHORT)?;
         self.position += length;
@@ -125,13 +155,15 @@ impl<'a> Jpeg<'a> {
         let short = || damaged("its header is cut short");
         let [_precision, rest @ ..] = segment else { return Err(short()) };
         let (size, rest) = rest.split_at_checked(4).ok_or_else(short)?;
+        // The size has two bytes per side.
         let [height, width] = [0, 2].map(|at| usize::from(size[at]) << 8 | usize::from(size[at + 1]));
         check_size(width, height)?;
         let (count, rest) = rest.split_first().ok_or_else(short)?;
+        // The specification of a component: its id, its sampling, and its quantisation table.
         let specifications = rest.get(..3 * usize::from(*count)).ok_or_else(short)?.chunks_exact(3);
         let specified = |specification: &[u8]| Component {
             id: specification[0],
-            sampling: [usize::from(specification[1] >> 4), usize::from(specification[1] & 15)],
+            sampling: nibbles(specification[1]),
             // Set below, once the sampling of all components is known.
             stride: 0,
             nonzero: Vec::new(),
@@ -160,16 +192,17 @@ impl<'a> Jpeg<'a> {
 
     /// Numbers of MCUs of a scan with several components, across and down.
     fn mcus(&self) -> [usize; 2] {
-        [0, 1].map(|axis| self.size[axis].div_ceil(8 * self.max_sampling(axis)))
+        [0, 1].map(|axis| self.size[axis].div_ceil(BLOCK_SIDE * self.max_sampling(axis)))
     }
 
     /// Reads the Huffman tables of a segment.
-    fn huffman_tables(&mut self, mut segment: &[u8]) -> Result<(), String> {
-        let bad = || damaged("a Huffman table is impossible");
-        while let Some((class, rest)) = segment.split_first() {
-            let counts = rest.get(..16).ok_or_else(bad)?;
+    fn read_huffman_tables(&mut self, mut segment: &[u8]) -> Result<(), String> {
+        let impossible = || damaged("a Huffman table is impossible");
+        while let Some((class_and_slot, rest)) = segment.split_first() {
+            // The number of codes of each length from 1 to 16.
+            let counts = rest.get(..16).ok_or_else(impossible)?;
             let total = counts.iter().map(|count| usize::from(*count)).sum::<usize>();
-            let mut symbols = rest.get(16..16 + total).ok_or_else(bad)?.iter();
+            let mut symbols = rest.get(16..16 + total).ok_or_else(impossible)?.iter();
             let mut table = vec![(0, 0); 1 << 16];
             let mut code = 0;
             // `code` is the next code, followed by zeros up to 16 bits.
@@ -177,12 +210,13 @@ impl<'a> Jpeg<'a> {
                 for symbol in symbols.by_ref().take(usize::from(*count)) {
                     // Any bits may follow the code.
                     let continuations = 1usize << (16 - length);
-                    table.get_mut(code..code + continuations).ok_or_else(bad)?.fill((length, *symbol));
+                    table.get_mut(code..code + continuations).ok_or_else(impossible)?.fill((length, *symbol));
                     code += continuations;
                 }
             }
-            let [kind, slot] = [class >> 4, class & 15].map(usize::from);
-            *self.tables.get_mut(kind).and_then(|tables| tables.get_mut(slot)).ok_or_else(bad)? = Some(Huffman(table));
+            let [kind, slot] = nibbles(*class_and_slot);
+            *self.tables.get_mut(kind).and_then(|tables| tables.get_mut(slot)).ok_or_else(impossible)? =
+                Some(Huffman(table));
             segment = &rest[16 + total..];
         }
         Ok(())
@@ -197,83 +231,117 @@ impl<'a> Jpeg<'a> {
     }
 
     /// Walks through a scan whose header is `segment`.
-    fn scan(&mut self, segment: &[u8]) -> Result<(), String> {
-        let bad = || damaged("the header of a scan is impossible");
+    fn walk_scan(&mut self, segment: &[u8]) -> Result<(), String> {
         self.scans += 1;
         if self.scans > MAX_SCANS {
             return Err(damaged(&format!("it has more than {MAX_SCANS} scans")));
         }
-        let (count, rest) = segment.split_first().ok_or_else(bad)?;
-        let count = usize::from(*count);
-        let (selectors, band) = rest.split_at_checked(2 * count).ok_or_else(bad)?;
-        let &[first, last, approximation, ..] = band else { return Err(bad()) };
-        let band = match self.is_progressive {
-            true => Band { first, last, is_refinement: approximation >> 4 != 0 },
-            false => Band { first: 0, last: 63, is_refinement: false },
-        };
-        let mixes_dc_and_ac = self.is_progressive && band.first == 0 && band.last != 0;
-        if band.last > 63 || band.first > band.last || mixes_dc_and_ac {
-            return Err(bad());
-        }
-        // For each component of the scan: its index, and the slots of its DC and AC tables.
-        let mut chosen = Vec::new();
-        for selector in selectors.chunks_exact(2) {
-            let index = self.components.iter().position(|component| component.id == selector[0]).ok_or_else(bad)?;
-            chosen.push((index, usize::from(selector[1] >> 4), usize::from(selector[1] & 15)));
-        }
-        // A scan of AC coefficients has one component.
-        if chosen.is_empty() || (band.first > 0 && chosen.len() > 1) {
-            return Err(bad());
-        }
-        // In a scan of one component, an MCU is one block, and blocks that only fill up an MCU are left out.
-        let has_one_component = chosen.len() == 1;
-        let [across, down] = if has_one_component {
-            let sampling = self.components[chosen[0].0].sampling;
-            [0, 1].map(|axis| (self.size[axis] * sampling[axis]).div_ceil(8 * self.max_sampling(axis)))
-        } else {
-            self.mcus()
-        };
+        let scan = self.scan_header(segment)?;
+        let [across, down] = self.mcus_of(&scan);
         let mut components = std::mem::take(&mut self.components);
         let mut bits = EntropyBits::new(self.bytes, self.position);
         // Number of further blocks without new coefficients, and the number (0 to 7) of the next restart marker.
-        let (mut end_of_band, mut restarts) = (0u32, 0u8);
+        let (mut end_of_band, mut restart_number) = (0u32, 0u8);
         for mcu in 0..across * down {
             if self.restart_interval > 0 && mcu > 0 && mcu.is_multiple_of(self.restart_interval) {
-                bits.restart(restarts)?;
-                (restarts, end_of_band) = ((restarts + 1) % 8, 0);
+                bits.restart(restart_number)?;
+                (restart_number, end_of_band) = ((restart_number + 1) % 8, 0);
             }
-            for (index, dc, ac) in &chosen {
-                let component = &mut components[*index];
-                let [h, v] = if has_one_component { [1, 1] } else { component.sampling };
-                let tables = [self.tables[0].get(*dc), self.tables[1].get(*ac)].map(|table| table?.as_ref());
+            for selected in &scan.components {
+                let component = &mut components[selected.index];
+                let tables = [self.tables[0].get(selected.dc_table), self.tables[1].get(selected.ac_table)];
+                let tables = tables.map(|table| table?.as_ref());
+                let [h, v] = if scan.has_one_component() { [1, 1] } else { component.sampling };
                 for block in 0..h * v {
-                    let x = mcu % across * h + block % h;
-                    let y = mcu / across * v + block / h;
-                    let mut unused = 0;
-                    let nonzero = match self.is_progressive {
-                        true => component.nonzero.get_mut(y * component.stride + x).ok_or_else(bad)?,
-                        false => &mut unused,
-                    };
-                    match (self.is_progressive, band.first) {
-                        // All coefficients.
-                        (false, _) => bits.baseline_block(tables)?,
-                        // The DC coefficient: one more bit, or its first bits.
-                        (true, 0) if band.is_refinement => drop(bits.take(1)?),
-                        (true, 0) => bits.difference(tables[0])?,
-                        // AC coefficients: one more bit, or their first bits.
-                        (true, _) if band.is_refinement => {
-                            bits.refined_block(tables[1], band, &mut end_of_band, nonzero)?;
-                        }
-                        (true, _) => bits.band_block(tables[1], band, &mut end_of_band, nonzero)?,
+                    if !self.is_progressive {
+                        bits.walk_baseline_block(tables)?;
+                        continue;
                     }
+                    // Row and column of the block in the component.
+                    let row = mcu / across * v + block / h;
+                    let column = mcu % across * h + block % h;
+                    let nonzero = component.nonzero.get_mut(row * component.stride + column);
+                    let nonzero = nonzero.ok_or_else(impossible_scan)?;
+                    bits.walk_progressive_block(tables, scan.band, &mut end_of_band, nonzero)?;
                 }
             }
         }
         self.position = bits.finish()?;
-        chosen.iter().for_each(|(index, ..)| components[*index].has_scan = true);
+        scan.components.iter().for_each(|selected| components[selected.index].has_scan = true);
         self.components = components;
         Ok(())
     }
+
+    /// Reads the header of a scan.
+    fn scan_header(&self, segment: &[u8]) -> Result<ScanHeader, String> {
+        let (count, rest) = segment.split_first().ok_or_else(impossible_scan)?;
+        let count = usize::from(*count);
+        let (selectors, band) = rest.split_at_checked(2 * count).ok_or_else(impossible_scan)?;
+        let &[first, last, approximation, ..] = band else { return Err(impossible_scan()) };
+        let band = match self.is_progressive {
+            true => Band { first, last, is_refinement: approximation >> 4 != 0 },
+            false => Band { first: 0, last: LAST_COEFFICIENT, is_refinement: false },
+        };
+        let mixes_dc_and_ac = self.is_progressive && band.first == 0 && band.last != 0;
+        if band.last > LAST_COEFFICIENT || band.first > band.last || mixes_dc_and_ac {
+            return Err(impossible_scan());
+        }
+        let mut components = Vec::new();
+        for selector in selectors.chunks_exact(2) {
+            let index = self.components.iter().position(|component| component.id == selector[0]);
+            let [dc_table, ac_table] = nibbles(selector[1]);
+            components.push(ScanComponent { index: index.ok_or_else(impossible_scan)?, dc_table, ac_table });
+        }
+        // A scan of AC coefficients has one component.
+        if components.is_empty() || (band.first > 0 && components.len() > 1) {
+            return Err(impossible_scan());
+        }
+        Ok(ScanHeader { band, components })
+    }
+
+    /// Numbers of MCUs of a scan, across and down. In a scan of one component, an MCU is one block, and blocks that
+    /// only fill up an MCU are left out.
+    fn mcus_of(&self, scan: &ScanHeader) -> [usize; 2] {
+        match scan.components[..] {
+            [ScanComponent { index, .. }] => {
+                let sampling = self.components[index].sampling;
+                [0, 1].map(|axis| (self.size[axis] * sampling[axis]).div_ceil(BLOCK_SIDE * self.max_sampling(axis)))
+            }
+            _ => self.mcus(),
+        }
+    }
+}
+
+/// Side of a block in pixels.
+const BLOCK_SIDE: usize = 8;
+/// The last of the 64 coefficients of a block.
+const LAST_COEFFICIENT: u8 = 63;
+
+/// The problem of a scan whose header contradicts the standard or the picture.
+fn impossible_scan() -> String {
+    damaged("the header of a scan is impossible")
+}
+
+/// The header of a scan.
+struct ScanHeader {
+    band: Band,
+    components: Vec<ScanComponent>,
+}
+
+impl ScanHeader {
+    fn has_one_component(&self) -> bool {
+        self.components.len() == 1
+    }
+}
+
+/// A component of a scan.
+struct ScanComponent {
+    /// Position in [`Jpeg::components`].
+    index: usize,
+    /// Slot of the Huffman table of DC coefficients.
+    dc_table: usize,
+    /// Slot of the Huffman table of AC coefficients.
+    ac_table: usize,
 }
 
 /// The range of coefficients in a scan.
@@ -292,6 +360,7 @@ struct EntropyBits<'a> {
     position: usize,
     /// Bits that were read from the bytes; the lowest `count` of them are not taken yet.
     bits: u64,
+    /// Number of bits that are read and not taken yet.
     count: u32,
     /// Number of zeros that were appended to `bits` after the end of the data. At the end, they are the lowest ones.
     padding: u32,
@@ -302,8 +371,8 @@ impl<'a> EntropyBits<'a> {
         Self { bytes, position, bits: 0, count: 0, padding: 0 }
     }
 
-    /// The next byte of data; `None` at a marker or at the end of the file.
-    fn byte(&mut self) -> Option<u8> {
+    /// Takes the next byte of data. Returns `None` at a marker or at the end of the file.
+    fn next_byte(&mut self) -> Option<u8> {
         let byte = *self.bytes.get(self.position)?;
         match (byte, self.bytes.get(self.position + 1)) {
             (0xff, Some(0)) => self.position += 2,
@@ -316,7 +385,7 @@ impl<'a> EntropyBits<'a> {
     /// The next 16 bits, without taking them.
     fn peek(&mut self) -> usize {
         while self.count < 16 {
-            let byte = self.byte();
+            let byte = self.next_byte();
             self.padding += if byte.is_none() { 8 } else { 0 };
             self.bits = self.bits << 8 | u64::from(byte.unwrap_or(0));
             self.count += 8;
@@ -339,7 +408,7 @@ impl<'a> EntropyBits<'a> {
     }
 
     /// Takes the next Huffman code and returns its symbol.
-    fn symbol(&mut self, table: Option<&Huffman>) -> Result<u8, String> {
+    fn take_symbol(&mut self, table: Option<&Huffman>) -> Result<u8, String> {
         let table = table.ok_or_else(|| damaged("a Huffman table is missing"))?;
         let (length, symbol) = table.0[self.peek()];
         match length {
@@ -351,8 +420,8 @@ impl<'a> EntropyBits<'a> {
     }
 
     /// Walks over the difference of a DC coefficient from that of the previous block.
-    fn difference(&mut self, table: Option<&Huffman>) -> Result<(), String> {
-        let size = self.symbol(table)?;
+    fn walk_difference(&mut self, table: Option<&Huffman>) -> Result<(), String> {
+        let size = self.take_symbol(table)?;
         if size > 16 {
             return Err(damaged("a coefficient is too large"));
         }
@@ -360,11 +429,12 @@ impl<'a> EntropyBits<'a> {
     }
 
     /// Walks over all coefficients of a block in a picture that is not progressive.
-    fn baseline_block(&mut self, [dc, ac]: [Option<&Huffman>; 2]) -> Result<(), String> {
-        self.difference(dc)?;
+    fn walk_baseline_block(&mut self, [dc, ac]: [Option<&Huffman>; 2]) -> Result<(), String> {
+        self.walk_difference(dc)?;
+        // Position of the next coefficient; 0 is the DC coefficient.
         let mut k = 1;
         while k < 64 {
-            let symbol = self.symbol(ac)?;
+            let symbol = self.take_symbol(ac)?;
             let (run, size) = (symbol >> 4, symbol & 15);
             match (size, run) {
                 // Sixteen zeros.
@@ -384,9 +454,28 @@ impl<'a> EntropyBits<'a> {
         }
     }
 
+    /// Walks over a block of a progressive picture. `end_of_band` is the number of blocks from this one on that have no
+    /// new coefficients, and bit `k` of `nonzero` says whether coefficient `k` of the block is not zero.
+    fn walk_progressive_block(
+        &mut self,
+        [dc, ac]: [Option<&Huffman>; 2],
+        band: Band,
+        end_of_band: &mut u32,
+        nonzero: &mut u64,
+    ) -> Result<(), String> {
+        let is_dc = band.first == 0;
+        match (is_dc, band.is_refinement) {
+            // One more bit of the DC coefficient.
+            (true, true) => self.take(1).map(drop),
+            (true, false) => self.walk_difference(dc),
+            (false, true) => self.walk_refined_block(ac, band, end_of_band, nonzero),
+            (false, false) => self.walk_first_block(ac, band, end_of_band, nonzero),
+        }
+    }
+
     /// Walks over a block in the first scan of a band of AC coefficients. `end_of_band` is the number of blocks from
     /// this one on that have no coefficients.
-    fn band_block(
+    fn walk_first_block(
         &mut self,
         table: Option<&Huffman>,
         band: Band,
@@ -399,7 +488,7 @@ impl<'a> EntropyBits<'a> {
         }
         let mut k = band.first;
         while k <= band.last {
-            let symbol = self.symbol(table)?;
+            let symbol = self.take_symbol(table)?;
             let (run, size) = (symbol >> 4, symbol & 15);
             match (size, run) {
                 // Sixteen zeros.
@@ -427,7 +516,7 @@ impl<'a> EntropyBits<'a> {
     /// Walks over a block in a later scan of a band. The scan has one more bit for each coefficient that was not zero
     /// in the earlier scans, and new coefficients in between. `end_of_band` is the number of blocks from this one on
     /// that have no new coefficients.
-    fn refined_block(
+    fn walk_refined_block(
         &mut self,
         table: Option<&Huffman>,
         band: Band,
@@ -436,7 +525,7 @@ impl<'a> EntropyBits<'a> {
     ) -> Result<(), String> {
         let mut k = band.first;
         while *end_of_band == 0 && k <= band.last {
-            let symbol = self.symbol(table)?;
+            let symbol = self.take_symbol(table)?;
             let (mut run, size) = (symbol >> 4, symbol & 15);
             match (size, run) {
                 // Sixteen zeros.
@@ -483,7 +572,7 @@ impl<'a> EntropyBits<'a> {
         let rest = &self.bytes[end..];
         // Fill bytes may precede the code.
         let code = rest.iter().position(|byte| *byte != 0xff).ok_or(CUT_SHORT)?;
-        if code == 0 || rest[code] != 0xd0 + number {
+        if code == 0 || rest[code] != RST0 + number {
             return Err(damaged("a restart marker is missing"));
         }
         *self = Self::new(self.bytes, end + code + 1);
@@ -499,7 +588,7 @@ impl<'a> EntropyBits<'a> {
             bytes_left -= 1;
             has_data_left |= self.bits >> (self.padding + 8 * bytes_left) & 0xff != 0;
         }
-        while let Some(byte) = self.byte() {
+        while let Some(byte) = self.next_byte() {
             has_data_left |= byte != 0;
         }
         if has_data_left {

@@ -7,18 +7,20 @@ use crate::tiff::Tiff;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Orientation {
     /// Whether left and right are exchanged, before the rotation.
-    pub mirrored: bool,
+    pub is_mirrored: bool,
     /// Clockwise quarter turns, 0 to 3.
     pub quarters: u8,
 }
 
 impl Orientation {
-    /// From the upper left of a transformation matrix: a pixel (x, y) is shown at (a x + c y, b x + d y), y downwards
-    /// (ISO/IEC 14496-12, `tkhd`). Only quarter turns and mirrors are supported; other matrices are ignored.
+    /// The orientation of the upper left `[a, b, c, d]` of a transformation matrix: a pixel (x, y) is shown at (a x + c
+    /// y, b x + d y), y downwards (ISO/IEC 14496-12, `tkhd`). Only quarter turns and mirrors are supported. Other
+    /// matrices are ignored.
     pub fn from_matrix([a, b, c, d]: [i32; 4]) -> Self {
-        let mirrored = i64::from(a) * i64::from(d) < i64::from(b) * i64::from(c);
+        // A mirror makes the determinant negative.
+        let is_mirrored = i64::from(a) * i64::from(d) < i64::from(b) * i64::from(c);
         // The first column of the rotation determines its angle. The mirror before the rotation inverted this column.
-        let sign = if mirrored { -1 } else { 1 };
+        let sign = if is_mirrored { -1 } else { 1 };
         let quarters = match (sign * a.signum(), sign * b.signum()) {
             (1, 0) => 0,
             (0, 1) => 1,
@@ -26,7 +28,7 @@ impl Orientation {
             (0, -1) => 3,
             _ => return Self::default(),
         };
-        Self { mirrored, quarters }
+        Self { is_mirrored, quarters }
     }
 
     /// Whether height and width are swapped.
@@ -44,15 +46,15 @@ impl Orientation {
         let mut rgb = Vec::with_capacity(picture.rgb.len());
         for y in 0..height {
             for x in 0..width {
-                // The stored pixel that is shown at (x, y).
-                let (sx, sy) = match self.quarters {
+                // The position of the stored pixel that is shown at (x, y).
+                let (stored_x, stored_y) = match self.quarters {
                     0 => (x, y),
                     1 => (y, h - 1 - x),
                     2 => (w - 1 - x, h - 1 - y),
                     _ => (w - 1 - y, x),
                 };
-                let sx = if self.mirrored { w - 1 - sx } else { sx };
-                rgb.extend(&picture.rgb[(sy * w + sx) * 3..][..3]);
+                let stored_x = if self.is_mirrored { w - 1 - stored_x } else { stored_x };
+                rgb.extend(&picture.rgb[(stored_y * w + stored_x) * 3..][..3]);
             }
         }
         Picture { width, height, rgb }
@@ -67,8 +69,9 @@ impl Orientation {
     pub fn then_mirrored(self, left_and_right: bool) -> Self {
         // Moving the mirror before the rotation inverts the rotation. A mirror of top and bottom is one of left and
         // right with half a turn.
-        let turned = (4 - self.quarters) % 4;
-        Self { mirrored: !self.mirrored, quarters: if left_and_right { turned } else { (turned + 2) % 4 } }
+        let inverted = (4 - self.quarters) % 4;
+        let quarters = if left_and_right { inverted } else { (inverted + 2) % 4 };
+        Self { is_mirrored: !self.is_mirrored, quarters }
     }
 
     /// The orientation that EXIF data (a TIFF file) specifies, if the data is valid and specifies one. Some programs
@@ -85,7 +88,7 @@ impl Orientation {
     /// The orientation for a value of the EXIF tag, 1 to 8.
     pub fn from_exif_code(code: u64) -> Option<Self> {
         // EXIF rotates first and mirrors then. Moving the mirror before a quarter turn inverts the turn.
-        let (mirrored, quarters) = match code {
+        let (is_mirrored, quarters) = match code {
             1 => (false, 0),
             2 => (true, 0),
             3 => (false, 2),
@@ -96,7 +99,7 @@ impl Orientation {
             8 => (false, 3),
             _ => return None,
         };
-        Some(Self { mirrored, quarters })
+        Some(Self { is_mirrored, quarters })
     }
 }
 
@@ -150,7 +153,7 @@ mod tests {
             }
             bytes
         };
-        let turned = Some(Orientation { mirrored: false, quarters: 1 });
+        let turned = Some(Orientation { is_mirrored: false, quarters: 1 });
         for big in [false, true] {
             for (kind, width) in [(1, 1), (3, 2), (4, 4), (8, 2), (9, 4)] {
                 let exif = exif(big, kind, width);

@@ -23,6 +23,7 @@ use crate::still::read_picture;
 pub fn probe(path: impl AsRef<Path>, decoder: Decoder) -> Result<Probed> {
     let path = path.as_ref();
     let bad = |problem: String| Error::bad_file(path, problem);
+    // `frames` pictures of the size of `file`.
     let still = |file: &Path, frames: usize| {
         let picture = read_picture(file, decoder).map_err(|e| Error::bad_file(file, e))?;
         Ok(Probed { size: [picture.height, picture.width], frames, fps: STILL_FPS })

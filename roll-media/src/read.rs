@@ -66,22 +66,18 @@ pub(crate) fn or_ffmpeg<T>(
     by_ffmpeg: impl FnOnce() -> std::result::Result<T, Failure>,
 ) -> Result<T> {
     let is_empty = std::fs::metadata(path).is_ok_and(|file| file.len() == 0);
-    // The failure of ffmpeg; `None` if it was not tried.
-    let decoded = match decoder {
-        Decoder::Own => Err(None),
-        _ if is_empty => Err(None),
-        Decoder::Auto | Decoder::Ffmpeg => by_ffmpeg().map_err(Some),
-    };
-    decoded.map_err(|failure| {
-        let problem = match (failure, decoder) {
-            (None, _) => with_remedy(problem, path, "convert it"),
-            (Some(Failure::NotInstalled(program)), _) => {
+    if decoder == Decoder::Own || is_empty {
+        return Err(Error::bad_file(path, with_remedy(problem, path, "convert it")));
+    }
+    by_ffmpeg().map_err(|failure| {
+        let problem = match failure {
+            Failure::NotInstalled(program) => {
                 with_remedy(problem, path, &format!("install ffmpeg (`{program}` is not in the PATH), or convert it"))
             }
-            // The user asked for ffmpeg, so that `problem` does not matter.
-            (Some(Failure::Failed(message)), Decoder::Ffmpeg) => message,
+            // The user asked for ffmpeg: the problem of this crate's reader does not matter.
+            Failure::Failed(message) if decoder == Decoder::Ffmpeg => message,
             // Both readers failed.
-            (Some(Failure::Failed(message)), _) => format!("{problem}; {message}"),
+            Failure::Failed(message) => format!("{problem}; {message}"),
         };
         Error::bad_file(path, problem)
     })
@@ -115,7 +111,7 @@ fn read_mp4(path: &Path, frames: &mut Frames) -> std::result::Result<(), String>
 }
 
 fn read_animation(kind: Animation, path: &Path, frames: &mut Frames) -> std::result::Result<(), String> {
-    let (mut now, mut count) = (0.0, 0);
+    let (mut shown_until, mut count) = (0.0, 0);
     let file = files::open(path).map_err(|e| e.to_string())?;
     let bytes = file.metadata().map_err(|e| e.to_string())?.len();
     frames.max_bytes = memory_of_animation(usize::try_from(bytes).unwrap_or(usize::MAX));
@@ -126,25 +122,28 @@ fn read_animation(kind: Animation, path: &Path, frames: &mut Frames) -> std::res
         if let Some(length) = announced.take() {
             frames.announce(length.frames, length.seconds);
         }
-        let from = now;
-        now += seconds;
+        let shown_from = shown_until;
+        shown_until += seconds;
         count += 1;
-        frames.push_at(picture, [from, now])
+        frames.push_at(picture, [shown_from, shown_until])
     })?;
     if count > 0 {
-        frames.source_fps = f64::from(count) / now;
+        frames.source_fps = f64::from(count) / shown_until;
     }
     Ok(())
 }
 
 /// Maximum memory for the kept frames of an animation in a file of `bytes`: 1 GiB, and 64 pixels per byte of the file.
-/// A byte of LZW may become thousands of pixels, so that without a bound a kilobyte could take gigabytes. In frames of
-/// real pictures a byte becomes fewer than ten pixels.
+/// A byte of LZW may become thousands of pixels: without a bound, a kilobyte could take gigabytes. In frames of real
+/// pictures a byte becomes fewer than ten pixels.
 fn memory_of_animation(bytes: usize) -> usize {
-    const PIXEL: usize = 3 * size_of::<f32>();
-    bytes.saturating_mul(64 * PIXEL).saturating_add(1 << 30).min(MAX_VIDEO_BYTES)
+    const BYTES_PER_PIXEL: usize = 3 * size_of::<f32>();
+    const PIXELS_PER_BYTE: usize = 64;
+    const ALWAYS_ALLOWED: usize = 1 << 30;
+    bytes.saturating_mul(PIXELS_PER_BYTE * BYTES_PER_PIXEL).saturating_add(ALWAYS_ALLOWED).min(MAX_VIDEO_BYTES)
 }
 
+/// Reads the images of a directory as the frames of a video at [`STILL_FPS`].
 fn read_directory(path: &Path, options: &ReadOptions) -> Result<Video> {
     let files = pictures_in(path)?;
     let mut frames = Frames::new(options);
@@ -188,33 +187,41 @@ pub fn is_resource_fork(path: &Path) -> bool {
 /// The order of names in which numbers count as numbers: 2.png comes before 10.png.
 fn natural_order(a: &Path, b: &Path) -> Ordering {
     let names = [a, b].map(|path| path.file_name().unwrap_or_default().to_string_lossy().into_owned());
-    let mut rests = names.each_ref().map(|name| name.as_bytes());
+    let [mut rest_a, mut rest_b] = names.each_ref().map(|name| name.as_bytes());
     loop {
-        let digits = rests.map(|rest| rest.iter().take_while(|byte| byte.is_ascii_digit()).count());
-        let order = match (rests, digits) {
-            // The names are equal up to leading zeros.
-            ([[], []], _) => return a.cmp(b),
-            // Both go on with a number. Without leading zeros, the longer number is the larger one.
-            (_, [x, y]) if x > 0 && y > 0 => {
-                let numbers = [0, 1].map(|i| {
-                    let number = &rests[i][..digits[i]];
-                    &number[number.iter().take_while(|digit| **digit == b'0').count()..]
-                });
-                rests = [&rests[0][x..], &rests[1][y..]];
-                numbers[0].len().cmp(&numbers[1].len()).then(numbers[0].cmp(numbers[1]))
+        let (number_a, after_a) = split_number(rest_a);
+        let (number_b, after_b) = split_number(rest_b);
+        let both_go_on_with_a_number = !number_a.is_empty() && !number_b.is_empty();
+        let order = if both_go_on_with_a_number {
+            (rest_a, rest_b) = (after_a, after_b);
+            compare_numbers(number_a, number_b)
+        } else {
+            match (rest_a, rest_b) {
+                // The names are equal up to leading zeros.
+                ([], []) => return a.cmp(b),
+                ([byte_a, tail_a @ ..], [byte_b, tail_b @ ..]) => {
+                    (rest_a, rest_b) = (tail_a, tail_b);
+                    byte_a.cmp(byte_b)
+                }
+                // One name has ended: it comes first.
+                _ => rest_a.len().cmp(&rest_b.len()),
             }
-            // Any other character.
-            ([[x, a @ ..], [y, b @ ..]], _) => {
-                rests = [a, b];
-                x.cmp(y)
-            }
-            // One name has ended.
-            ([x, y], _) => x.len().cmp(&y.len()),
         };
         if order.is_ne() {
             return order;
         }
     }
+}
+
+/// Splits the digits at the beginning of `text` from the rest.
+fn split_number(text: &[u8]) -> (&[u8], &[u8]) {
+    text.split_at(text.iter().take_while(|byte| byte.is_ascii_digit()).count())
+}
+
+/// Compares numbers of any length, as digits. Without leading zeros, the longer number is the larger one.
+fn compare_numbers(a: &[u8], b: &[u8]) -> Ordering {
+    let [a, b] = [a, b].map(|digits| &digits[digits.iter().take_while(|digit| **digit == b'0').count()..]);
+    a.len().cmp(&b.len()).then(a.cmp(b))
 }
 
 #[cfg(test)]

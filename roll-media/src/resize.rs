@@ -71,21 +71,30 @@ pub(crate) fn square_pixels(picture: Picture, pixel_aspect: Option<[u32; 2]>) ->
 /// Number of fractional bits of the weights.
 const PRECISION_BITS: u32 = 22;
 
-/// The first input sample and the weights of each output sample.
-fn weights(input: usize, output: usize) -> Vec<(usize, Vec<i32>)> {
+/// The input samples that make an output sample.
+struct Window {
+    /// The first of them.
+    first: usize,
+    /// The weight of each, in fixed point.
+    weights: Vec<i32>,
+}
+
+/// The window of each output sample, for a row or column of `input` samples that becomes one of `output` samples.
+fn windows(input: usize, output: usize) -> Vec<Window> {
     let scale = input as f64 / output as f64;
     let support = scale.max(1.0);
-    let weights_of = |i: usize| -> (usize, Vec<i32>) {
+    let window = |i: usize| -> Window {
         let center = (i as f64 + 0.5) * scale;
         let first = ((center - support + 0.5) as i64).max(0) as usize;
         let end = ((center + support + 0.5) as usize).min(input);
         let triangle = |x: usize| (1.0 - ((x as f64 - center + 0.5) / support).abs()).max(0.0);
         let raw: Vec<f64> = (first..end).map(triangle).collect();
         let sum: f64 = raw.iter().sum();
+        // Adding a half rounds to the nearest number.
         let fixed_point = |weight: &f64| (0.5 + weight / sum * f64::from(1u32 << PRECISION_BITS)) as i32;
-        (first, raw.iter().map(fixed_point).collect())
+        Window { first, weights: raw.iter().map(fixed_point).collect() }
     };
-    (0..output).map(weights_of).collect()
+    (0..output).map(window).collect()
 }
 
 /// A weighted sum as a byte. Sums begin with [`HALF`], so that the shift rounds.
@@ -93,14 +102,15 @@ fn byte(sum: i32) -> u8 {
     (sum >> PRECISION_BITS).clamp(0, 255) as u8
 }
 
+/// A half in fixed point.
 const HALF: i32 = 1 << (PRECISION_BITS - 1);
 
 fn resize_rows(picture: &Picture, width: usize) -> Picture {
-    let weights = weights(picture.width, width);
+    let windows = windows(picture.width, width);
     let mut rgb = vec![0; picture.height * width * 3];
     let rows = picture.rgb.par_chunks_exact(picture.width * 3);
     rgb.par_chunks_exact_mut(width * 3).zip(rows).for_each(|(out, row)| {
-        for (pixel, (first, weights)) in out.chunks_exact_mut(3).zip(&weights) {
+        for (pixel, Window { first, weights }) in out.chunks_exact_mut(3).zip(&windows) {
             let mut sums = [HALF; 3];
             for (source, &weight) in row[first * 3..].chunks_exact(3).zip(weights) {
                 for (sum, &value) in sums.iter_mut().zip(source) {
@@ -115,9 +125,9 @@ fn resize_rows(picture: &Picture, width: usize) -> Picture {
 
 fn resize_columns(picture: &Picture, height: usize) -> Picture {
     let row_bytes = picture.width * 3;
-    let weights = weights(picture.height, height);
+    let windows = windows(picture.height, height);
     let mut rgb = vec![0; height * row_bytes];
-    rgb.par_chunks_exact_mut(row_bytes).zip(&weights).for_each(|(out, (first, weights))| {
+    rgb.par_chunks_exact_mut(row_bytes).zip(&windows).for_each(|(out, Window { first, weights })| {
         let mut sums = vec![HALF; row_bytes];
         for (row, &weight) in picture.rgb[first * row_bytes..].chunks_exact(row_bytes).zip(weights) {
             for (sum, &value) in sums.iter_mut().zip(row) {

@@ -27,7 +27,7 @@ const MAX_TIFF_BYTES: u64 = 512 << 20;
 /// Reads an image, rotated as its EXIF data specifies; transparency is dropped, like PIL's `convert("RGB")`. PNG, JPEG,
 /// WebP and the first frame of an animation are decoded here, other formats through ffmpeg if `decoder` allows it.
 pub(crate) fn read_picture(path: &Path, decoder: Decoder) -> Result<Picture, String> {
-    // Errors are without the file name, because the caller adds it.
+    // The message has no file name, because the caller adds it.
     let head = FileHead::read(path).map_err(|e| match e {
         Error::File { source, .. } => source.to_string(),
         other => other.chain(),
@@ -69,7 +69,7 @@ fn check_tiff(path: &Path) -> Result<Orientation, String> {
 /// Decodes a PNG, JPEG or WebP, or the first frame of a GIF, upright.
 fn decode_picture(path: &Path) -> Result<Picture, String> {
     let mut file = BufReader::new(files::open(path).map_err(|e| e.to_string())?);
-    // The caller checked the rest of the signature.
+    // The first byte tells the signatures apart, which the caller has checked.
     let (picture, orientation) = match file.fill_buf().map_err(read_failure)?.first() {
         Some(0x89) => decode_png(file)?,
         Some(0xff) => decode_jpeg(file)?,
@@ -80,18 +80,17 @@ fn decode_picture(path: &Path) -> Result<Picture, String> {
 }
 
 fn decode_png(file: impl BufRead + Seek) -> Result<(Picture, Option<Orientation>), String> {
-    let failure = png_failure;
     let mut decoder = png::Decoder::new_with_limits(file, png::Limits { bytes: MAX_PNG_BYTES });
-    let header = decoder.read_header_info().map_err(failure)?;
+    let header = decoder.read_header_info().map_err(png_failure)?;
     let (width, height) = (header.width as usize, header.height as usize);
     check_size(width, height)?;
     // Palettes become RGB, fewer than 8 bits become 8, 16 bits remain.
     decoder.set_transformations(png::Transformations::EXPAND);
-    let mut reader = decoder.read_info().map_err(failure)?;
+    let mut reader = decoder.read_info().map_err(png_failure)?;
     let orientation = reader.info().exif_metadata.as_deref().and_then(Orientation::from_exif);
     let (color, depth) = reader.output_color_type();
     let mut samples = vec![0; reader.output_buffer_size().ok_or("larger than the address space")?];
-    reader.next_frame(&mut samples).map_err(failure)?;
+    reader.next_frame(&mut samples).map_err(png_failure)?;
     if depth == png::BitDepth::Sixteen {
         samples = rounded_to_8_bits(&samples);
     }
@@ -117,8 +116,7 @@ fn decode_jpeg(mut file: impl BufRead) -> Result<(Picture, Option<Orientation>),
 }
 
 fn decode_webp(file: impl BufRead + Seek) -> Result<(Picture, Option<Orientation>), String> {
-    let failure = webp_failure;
-    let mut decoder = image_webp::WebPDecoder::new(file).map_err(failure)?;
+    let mut decoder = image_webp::WebPDecoder::new(file).map_err(webp_failure)?;
     let (width, height) = decoder.dimensions();
     let (width, height) = (width as usize, height as usize);
     check_size(width, height)?;
@@ -127,9 +125,9 @@ fn decode_webp(file: impl BufRead + Seek) -> Result<(Picture, Option<Orientation
     let channels = if decoder.has_alpha() { 4 } else { 3 };
     let mut samples = vec![0; width * height * channels];
     if decoder.is_animated() {
-        decoder.read_frame(&mut samples).map_err(failure)?;
+        decoder.read_frame(&mut samples).map_err(webp_failure)?;
     } else {
-        decoder.read_image(&mut samples).map_err(failure)?;
+        decoder.read_image(&mut samples).map_err(webp_failure)?;
     }
     Ok((Picture { width, height, rgb: to_rgb(samples, channels) }, orientation))
 }

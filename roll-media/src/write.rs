@@ -5,9 +5,15 @@ use std::path::{Path, PathBuf};
 use roll_core::{Error, Result, Video};
 use roll_external::files::write_atomically;
 
+use crate::frames::STILL_FPS;
 use crate::mp4;
 use crate::picture::Picture;
 use crate::resize::resize;
+
+/// Speed of the choice of 256 colours, from 1 (best colours) to 30 (fastest).
+const GIF_SPEED: i32 = 10;
+/// Shortest delay in hundredths of a second that players show as it is.
+const LEAST_GIF_DELAY: u16 = 2;
 
 /// Writes a video as H.264 in MP4 for ordinary players: every frame, with a constant quantiser (visually lossless),
 /// tagged BT.601 limited range. H.264 with 4:2:0 chroma needs even sizes, so an odd last column or row is repeated.
@@ -31,14 +37,14 @@ pub fn encode_gif(video: &Video, max_side: usize) -> Result<Vec<u8>> {
     let mut bytes = Vec::new();
     let mut encoder = gif::Encoder::new(&mut bytes, gif_width, gif_height, &[]).map_err(failed)?;
     encoder.set_repeat(gif::Repeat::Infinite).map_err(failed)?;
-    let fps = if video.fps() > 0.0 { video.fps() } else { 16.0 };
+    let fps = if video.fps() > 0.0 { video.fps() } else { STILL_FPS };
     // Delays are hundredths of a second. Times are rounded instead of delays, so that rounding errors do not
     // accumulate.
     let centiseconds = |t: usize| (t as f64 * 100.0 / fps).round();
     for t in 0..frames {
         let picture = resize(Picture::from_frame(video, t), size);
-        let mut frame = gif::Frame::from_rgb_speed(gif_width, gif_height, &picture.rgb, 10);
-        frame.delay = ((centiseconds(t + 1) - centiseconds(t)) as u16).max(2);
+        let mut frame = gif::Frame::from_rgb_speed(gif_width, gif_height, &picture.rgb, GIF_SPEED);
+        frame.delay = ((centiseconds(t + 1) - centiseconds(t)) as u16).max(LEAST_GIF_DELAY);
         frame.dispose = gif::DisposalMethod::Background;
         encoder.write_frame(&frame).map_err(failed)?;
     }
@@ -83,20 +89,21 @@ pub fn encode_png(picture: &Picture) -> Result<Vec<u8>> {
 /// last. Fails for zero frames.
 pub fn contact_sheet(video: &Video, max_frames: usize) -> Result<Picture> {
     let [frames, height, width] = video.dims();
-    let n = frames.min(max_frames);
-    if n == 0 {
+    let count = frames.min(max_frames);
+    if count == 0 {
         return Err(Error::Misuse("a contact sheet of no frames".into()));
     }
     // The fewest columns of a sheet that is at least as wide as high.
     let mut columns = 1;
-    while columns * columns * width < n * height {
+    while columns * columns * width < count * height {
         columns += 1;
     }
-    let columns = columns.min(n);
-    let (sheet_width, sheet_height) = (columns * width, n.div_ceil(columns) * height);
+    let columns = columns.min(count);
+    let (sheet_width, sheet_height) = (columns * width, count.div_ceil(columns) * height);
     let mut rgb = vec![0; sheet_width * sheet_height * 3];
-    for i in 0..n {
-        let t = if n == 1 { 0 } else { (i * (frames - 1) + (n - 1) / 2) / (n - 1) };
+    for i in 0..count {
+        // i / (count - 1) of the way to the last frame, rounded.
+        let t = if count == 1 { 0 } else { (i * (frames - 1) + (count - 1) / 2) / (count - 1) };
         let picture = Picture::from_frame(video, t);
         let (left, top) = (i % columns * width, i / columns * height);
         for (y, row) in picture.rgb.chunks_exact(width * 3).enumerate() {

@@ -11,12 +11,15 @@ use roll_core::*;
 
 /// Shape of the latents.
 pub const SHAPE: [usize; 4] = [2, 2, 1, 2];
-/// Number of latents.
+/// Number of values of the latents.
 const N: usize = 8;
 /// Shape of the frames: two of them, with three channels of 1 x 2 pixels.
 const FRAMES: [usize; 4] = [2, 3, 1, 2];
 /// Number of values of the frames.
 const PIXELS: usize = 12;
+
+/// The timestep of pure noise.
+const PURE_NOISE: f64 = 1000.0;
 
 /// `n` deterministic numbers in [-1, 1) for each `key`.
 pub fn values(key: u64, n: usize) -> Vec<f32> {
@@ -36,7 +39,7 @@ fn transposed_product(matrix: &[f32], y: &[f32], n: usize) -> Vec<f32> {
 }
 
 /// A mock diffusion model: velocity = tanh((W + adapter) x + b (t / 1000 + p L)), where L is the length of the prompt
-/// and p is `prompted`; frames = D x. The trainable parameters are the adapter.
+/// and p is `prompt_weight`; frames = D x. The trainable parameters are the adapter.
 ///
 /// The model records velocities that algorithms treat as constants (`references`, `unprompted`, `constants`), and
 /// returns them again in the same order if the field `replay_...` is set. A test of finite differences sets it, so that
@@ -59,8 +62,9 @@ pub struct MockDiffusion {
     /// Index of the recorded `references` that the next call returns instead of a new velocity.
     pub replay_references: Option<usize>,
     /// Weight p of the prompt.
-    pub prompted: f32,
-    /// Velocities with the adapter under the empty prompt, in the order of the calls; recorded if `prompted` is not 0.
+    pub prompt_weight: f32,
+    /// Velocities with the adapter under the empty prompt, in the order of the calls; recorded if `prompt_weight` is
+    /// not 0.
     pub unprompted: Vec<Tensor>,
     /// Index of the recorded `unprompted` that the next call returns instead of a new velocity.
     pub replay_unprompted: Option<usize>,
@@ -69,19 +73,19 @@ pub struct MockDiffusion {
     /// Index of the recorded `constants` that the next call returns instead of a new velocity.
     pub replay_constants: Option<usize>,
     /// Number of velocities with a pullback.
-    pub recorded: usize,
+    pub recorded_passes: usize,
     /// The frame rate that the model reports.
-    pub rate: Option<f64>,
+    pub frame_rate: Option<f64>,
     /// Number of calls of `encode`.
-    pub encoded: usize,
+    pub encode_calls: usize,
     /// Whether the model reports that it is a diffusion model.
-    pub diffusion: bool,
+    pub is_diffusion: bool,
     /// The boundary between the schedule's experts.
     pub boundary: Option<f64>,
     /// The noise levels at which the adapter is active. At other levels the model is the frozen base.
     pub trained: SigmaRange,
     /// Timestep and prompt length of each call of `velocity`.
-    pub asked: Vec<(f64, f32)>,
+    pub velocity_calls: Vec<(f64, f32)>,
     /// The adapter that training starts from; without one it starts from the base.
     pub start: Option<Vec<f32>>,
     /// If set, the velocity is that of a perfect model of these latents: denoising any noise leads to them.
@@ -90,6 +94,7 @@ pub struct MockDiffusion {
 
 impl Default for MockDiffusion {
     fn default() -> Self {
+        // Each matrix has a key of its own, and an arbitrary scale.
         Self {
             specs: vec![ParameterSpec { name: "adapter".into(), shape: vec![N, N] }],
             adapter: values(1, N * N).into_iter().map(|v| 0.3 * v).collect(),
@@ -101,18 +106,18 @@ impl Default for MockDiffusion {
             early: None,
             references: Vec::new(),
             replay_references: None,
-            prompted: 0.0,
+            prompt_weight: 0.0,
             unprompted: Vec::new(),
             replay_unprompted: None,
             constants: Vec::new(),
             replay_constants: None,
-            recorded: 0,
-            rate: None,
-            encoded: 0,
-            diffusion: true,
+            recorded_passes: 0,
+            frame_rate: None,
+            encode_calls: 0,
+            is_diffusion: true,
             boundary: None,
             trained: SigmaRange::ALL,
-            asked: Vec::new(),
+            velocity_calls: Vec::new(),
             start: None,
             data: None,
         }
@@ -144,7 +149,7 @@ impl Model for MockDiffusion {
         Ok(())
     }
     fn as_diffusion(&mut self) -> Option<&mut dyn DiffusionModel> {
-        self.diffusion.then_some(self)
+        self.is_diffusion.then_some(self)
     }
     fn export_adapter(&self) -> Result<BTreeMap<String, StateDict>> {
         Ok(BTreeMap::new())
@@ -159,10 +164,10 @@ impl DiffusionModel for MockDiffusion {
         ScheduleFacts { shift: 5.0, boundary: self.boundary, trained: self.trained }
     }
     fn frame_rate(&self) -> Option<f64> {
-        self.rate
+        self.frame_rate
     }
     fn encode(&mut self, input: &ConditionInput) -> Result<Conditioning> {
-        self.encoded += 1;
+        self.encode_calls += 1;
         Ok(Conditioning {
             context: Tensor::full([1, 1], input.prompt.len() as f32),
             channels: None,
@@ -180,32 +185,76 @@ impl DiffusionModel for MockDiffusion {
         grad: Grad,
     ) -> Result<(Tensor, Option<Pullback>)> {
         let length = conditioning.context.f32s()?[0];
-        self.asked.push((timestep.0, length));
-        self.recorded += usize::from(grad.is_on());
+        self.velocity_calls.push((timestep.0, length));
+        self.recorded_passes += usize::from(grad.is_on());
         if let Some(data) = &self.data {
-            let sigma = timestep.0 as f32 / 1000.0;
-            let v = latents.f32s()?.iter().zip(data.f32s()?).map(|(x, data)| (x - data) / sigma).collect::<Vec<_>>();
-            let pull = |d: &Tensor| Ok(d.clone());
-            return Ok((Tensor::new(v, SHAPE)?, grad.is_on().then(|| Pullback::new(pull))));
+            return perfect_velocity(latents, timestep, data, grad);
         }
-        // Replay of recorded velocities.
         if let (Adapter::Off | Adapter::Start, Some(next)) = (adapter, &mut self.replay_references) {
-            *next += 1;
-            return Ok((self.references[*next - 1].clone(), None));
+            return Ok((replayed(&self.references, next), None));
         }
-        let is_unprompted = adapter == Adapter::On && length == 0.0 && self.prompted != 0.0;
+        let is_unprompted = adapter == Adapter::On && length == 0.0 && self.prompt_weight != 0.0;
         if let (true, Some(next)) = (is_unprompted, &mut self.replay_unprompted) {
-            *next += 1;
-            return Ok((self.unprompted[*next - 1].clone(), None));
+            return Ok((replayed(&self.unprompted, next), None));
         }
         let is_constant = adapter == Adapter::On && !grad.is_on();
         if let (true, Some(next)) = (is_constant, &mut self.replay_constants) {
-            *next += 1;
-            return Ok((self.constants[*next - 1].clone(), None));
+            return Ok((replayed(&self.constants, next), None));
         }
-        // A velocity by the formula.
+        let (value, pullback) = self.computed_velocity(latents, timestep, length, adapter, grad)?;
+        if adapter != Adapter::On {
+            self.references.push(value.clone());
+        }
+        if is_constant {
+            self.constants.push(value.clone());
+        }
+        if is_unprompted {
+            self.unprompted.push(value.clone());
+        }
+        Ok((value, pullback))
+    }
+    fn decode(&mut self, latents: &Tensor, grad: Grad) -> Result<(Tensor, Option<Pullback>)> {
+        let frames = Tensor::new(product(&self.decoder, latents.f32s()?), FRAMES)?;
+        let decoder = self.decoder.clone();
+        let pull = move |d: &Tensor| Tensor::new(transposed_product(&decoder, d.f32s()?, N), SHAPE);
+        Ok((frames, grad.is_on().then(|| Pullback::new(pull))))
+    }
+    fn encode_video(&mut self, frames: &Tensor) -> Result<Tensor> {
+        Tensor::new(frames.f32s()?[..N].to_vec(), SHAPE)
+    }
+}
+
+/// The velocity of a perfect model of the latents `data`.
+fn perfect_velocity(
+    latents: &Tensor,
+    timestep: Timestep,
+    data: &Tensor,
+    grad: Grad,
+) -> Result<(Tensor, Option<Pullback>)> {
+    let sigma = timestep.0 as f32 / PURE_NOISE as f32;
+    let v = latents.f32s()?.iter().zip(data.f32s()?).map(|(x, data)| (x - data) / sigma).collect::<Vec<_>>();
+    let pull = |d: &Tensor| Ok(d.clone());
+    Ok((Tensor::new(v, SHAPE)?, grad.is_on().then(|| Pullback::new(pull))))
+}
+
+/// The recorded velocity at the index `next`, which advances by one.
+fn replayed(recorded: &[Tensor], next: &mut usize) -> Tensor {
+    *next += 1;
+    recorded[*next - 1].clone()
+}
+
+impl MockDiffusion {
+    /// The velocity by the formula, for a prompt of this `length`.
+    fn computed_velocity(
+        &self,
+        latents: &Tensor,
+        timestep: Timestep,
+        length: f32,
+        adapter: Adapter,
+        grad: Grad,
+    ) -> Result<(Tensor, Option<Pullback>)> {
         let x = latents.f32s()?.to_vec();
-        let is_within = self.trained.contains(Sigma(timestep.0 / 1000.0));
+        let is_within = self.trained.contains(Sigma(timestep.0 / PURE_NOISE));
         let is_trained = adapter == Adapter::On && is_within;
         let added = match (adapter, &self.early) {
             (Adapter::Off, _) => None,
@@ -217,18 +266,9 @@ impl DiffusionModel for MockDiffusion {
             Some(added) if is_within => self.base.iter().zip(added).map(|(a, b)| a + b).collect(),
             _ => self.base.clone(),
         };
-        let t = timestep.0 as f32 / 1000.0 + self.prompted * length;
+        let t = timestep.0 as f32 / PURE_NOISE as f32 + self.prompt_weight * length;
         let v: Vec<f32> = product(&matrix, &x).iter().zip(&self.bias).map(|(a, b)| (a + b * t).tanh()).collect();
         let value = Tensor::new(v.clone(), SHAPE)?;
-        if adapter != Adapter::On {
-            self.references.push(value.clone());
-        }
-        if is_constant {
-            self.constants.push(value.clone());
-        }
-        if is_unprompted {
-            self.unprompted.push(value.clone());
-        }
         let gradients = self.gradients.clone();
         let pullback = grad.is_on().then(|| {
             Pullback::new(move |d: &Tensor| {
@@ -244,15 +284,6 @@ impl DiffusionModel for MockDiffusion {
             })
         });
         Ok((value, pullback))
-    }
-    fn decode(&mut self, latents: &Tensor, grad: Grad) -> Result<(Tensor, Option<Pullback>)> {
-        let frames = Tensor::new(product(&self.decoder, latents.f32s()?), FRAMES)?;
-        let decoder = self.decoder.clone();
-        let pull = move |d: &Tensor| Tensor::new(transposed_product(&decoder, d.f32s()?, N), SHAPE);
-        Ok((frames, grad.is_on().then(|| Pullback::new(pull))))
-    }
-    fn encode_video(&mut self, frames: &Tensor) -> Result<Tensor> {
-        Tensor::new(frames.f32s()?[..N].to_vec(), SHAPE)
     }
 }
 
@@ -304,7 +335,7 @@ impl RewardScorer for Sines {
     fn prepare(&mut self, reference: &Video) -> Result<Target> {
         self.prepared.push(reference.dims()[0]);
         let level = reference.frames().f32s()?[0];
-        if self.faceless.iter().any(|row| values(100 + row, 1)[0] == level) {
+        if self.faceless.iter().any(|row| values(FIRST_CLIP_KEY + row, 1)[0] == level) {
             return Err(Error::nothing_to_score("no face in the reference"));
         }
         Ok(Target::of([("level".to_string(), Tensor::scalar(level))].into()))
@@ -324,10 +355,10 @@ impl RewardScorer for Sines {
             "huge" => value = f64::MAX,
             _ => {}
         }
-        let broken = prompt == "broken gradient";
+        let has_broken_gradient = prompt == "broken gradient";
         let shape = video.frames().shape().to_vec();
         let pull = move |d: &Tensor| {
-            let d = if broken { f32::NAN } else { d.item()? };
+            let d = if has_broken_gradient { f32::NAN } else { d.item()? };
             Tensor::new(angles.iter().map(|a| d * 3.0 * a.cos() / n).collect::<Vec<f32>>(), shape)
         };
         let score = Score::Value { value, details: [("sine".to_string(), value)].into() };
@@ -337,6 +368,9 @@ impl RewardScorer for Sines {
         self.on_missing
     }
 }
+
+/// Key of the frames of [`sample`] 0, beyond the keys of the model's matrices.
+const FIRST_CLIP_KEY: u64 = 100;
 
 /// A strategy: gradient descent in one process, without momentum or clipping.
 #[derive(Default)]
@@ -385,7 +419,7 @@ impl Strategy for Descent {
 
 /// A sample with a clip of two frames, as row `index` of a data set.
 pub fn sample(index: u64, prompt: &str) -> Sample {
-    let frames = Tensor::new(values(100 + index, PIXELS), FRAMES).unwrap();
+    let frames = Tensor::new(values(FIRST_CLIP_KEY + index, PIXELS), FRAMES).unwrap();
     let clip = Arc::new(Video::new(frames, 8.0).unwrap());
     Sample::new(index, format!("row {index}"), prompt, SampleVideo::Clip(clip))
 }

@@ -12,7 +12,9 @@ use onnx_rs::ast::{
 
 use crate::diffusion::values;
 
-/// ArcFace's template: positions of eyes, nose and corners of the mouth in 112 x 112 pixels.
+/// Side of ArcFace's input in pixels.
+const CROP: usize = 112;
+/// ArcFace's template: positions of eyes, nose and corners of the mouth in a picture of [`CROP`] x [`CROP`] pixels.
 const TEMPLATE: [[f64; 2]; 5] =
     [[38.2946, 51.6963], [73.5318, 51.5014], [56.0252, 71.7366], [41.5493, 92.3655], [70.7299, 92.2041]];
 
@@ -24,6 +26,7 @@ pub const WIDTH: usize = 8;
 /// The landmarks that the fake detector finds in every image with a mean above 0.25, as fractions of the canvas's side:
 /// the template, made smaller and moved towards the centre.
 pub fn landmark_shares() -> [[f32; 2]; 5] {
+    // 0.7 of the canvas, with a margin of 0.15.
     TEMPLATE.map(|p| p.map(|v| (v / 160.0 + 0.15) as f32))
 }
 
@@ -62,11 +65,11 @@ fn detector() -> Vec<u8> {
                     }
                 }
                 // Distances from the anchor to the four sides of the box, in strides.
-                ("bbox", Some(anchor)) => bias[4 * anchor..4 * anchor + 4].fill(1.5),
+                ("bbox", Some(anchor)) => bias[width * anchor..][..width].fill(1.5),
                 // Offsets of the five landmarks from the anchor, in strides.
                 ("kps", Some(anchor)) => {
                     let offsets = landmark_shares().map(|p| p.map(|v| (v * SIDE as f32 - centre) / stride as f32));
-                    bias[10 * anchor..10 * anchor + 10].copy_from_slice(offsets.as_flattened());
+                    bias[width * anchor..][..width].copy_from_slice(offsets.as_flattened());
                 }
                 _ => {}
             }
@@ -88,9 +91,10 @@ fn detector() -> Vec<u8> {
 
 /// One random projection and a tanh, exported for a batch of one like real files.
 fn embedder() -> Vec<u8> {
-    let weights = values(77, WIDTH * 3 * 112 * 112).into_iter().map(|v| 0.02 * v).collect();
+    // An arbitrary key and scale.
+    let weights = values(77, WIDTH * 3 * CROP * CROP).into_iter().map(|v| 0.02 * v).collect();
     let tensors = vec![
-        TensorProto::from_f32("w", vec![WIDTH as i64, 3, 112, 112], weights),
+        TensorProto::from_f32("w", vec![WIDTH as i64, 3, CROP as i64, CROP as i64], weights),
         TensorProto::from_i64("row", vec![2], vec![1, -1]),
     ];
     let nodes = vec![
@@ -98,7 +102,7 @@ fn embedder() -> Vec<u8> {
         node("Tanh", &["c"], "t", vec![]),
         node("Reshape", &["t", "row"], "y", vec![]),
     ];
-    model(nodes, tensors, port("x", &[1, 3, 112, 112]), vec![port("y", &[1, WIDTH])])
+    model(nodes, tensors, port("x", &[1, 3, CROP, CROP]), vec![port("y", &[1, WIDTH])])
 }
 
 /// A node with one output, which also names the node.

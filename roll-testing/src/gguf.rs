@@ -1,15 +1,17 @@
 //! A writer of GGUF files.
 
+/// Version of the format.
+const VERSION: u32 = 3;
 /// Alignment of tensors in bytes, the default of the format.
 const ALIGNMENT: usize = 32;
 
-/// Writes GGUF files of version 3.
+/// Writes GGUF files.
 #[derive(Default)]
 pub struct GgufWriter {
-    /// The entries of metadata.
-    values: Vec<u8>,
-    value_count: u64,
-    /// The entries of tensors: name, shape, type and offset in `data`.
+    /// The entries of metadata as bytes.
+    metadata: Vec<u8>,
+    metadata_count: u64,
+    /// The entries of tensors as bytes: name, shape, type and offset in `data`.
     tensors: Vec<u8>,
     tensor_count: u64,
     /// The bytes of the tensors.
@@ -25,10 +27,10 @@ impl GgufWriter {
 
     /// Adds an entry of metadata. `kind` is the number of its type in GGUF (`gguf_type`), `bytes` the value.
     pub fn value(mut self, key: &str, kind: u32, bytes: &[u8]) -> Self {
-        Self::text(&mut self.values, key);
-        self.values.extend(kind.to_le_bytes());
-        self.values.extend(bytes);
-        self.value_count += 1;
+        Self::text(&mut self.metadata, key);
+        self.metadata.extend(kind.to_le_bytes());
+        self.metadata.extend(bytes);
+        self.metadata_count += 1;
         self
     }
 
@@ -49,10 +51,10 @@ impl GgufWriter {
     /// The whole file.
     pub fn bytes(&self) -> Vec<u8> {
         let mut out = b"GGUF".to_vec();
-        out.extend(3u32.to_le_bytes());
+        out.extend(VERSION.to_le_bytes());
         out.extend(self.tensor_count.to_le_bytes());
-        out.extend(self.value_count.to_le_bytes());
-        out.extend(&self.values);
+        out.extend(self.metadata_count.to_le_bytes());
+        out.extend(&self.metadata);
         out.extend(&self.tensors);
         out.resize(out.len().next_multiple_of(ALIGNMENT), 0);
         out.extend(&self.data);

@@ -10,8 +10,13 @@ use std::sync::{Arc, LazyLock, Mutex};
 use rand::RngCore;
 use roll_core::*;
 
-/// Vocabulary size (ASCII).
-const V: usize = 128;
+/// Number of tokens: the characters of ASCII.
+const VOCABULARY: usize = 128;
+
+/// Token of a character that is not in the vocabulary.
+const UNKNOWN: u32 = 1;
+/// A logit next to which the logit 0 takes all the probability.
+const NEVER: f32 = -20.0;
 
 /// A bigram model: log p(next | last) = log softmax of a row of logits. The parameters are the logits. Tokens are ASCII
 /// characters; `$` ends a turn.
@@ -43,9 +48,9 @@ pub struct Bigram {
 impl Default for Bigram {
     fn default() -> Self {
         Self {
-            specs: vec![ParameterSpec { name: "logits".into(), shape: vec![V, V] }],
-            logits: vec![0.0; V * V],
-            gradients: Arc::new(Mutex::new(vec![0.0; V * V])),
+            specs: vec![ParameterSpec { name: "logits".into(), shape: vec![VOCABULARY, VOCABULARY] }],
+            logits: vec![0.0; VOCABULARY * VOCABULARY],
+            gradients: Arc::new(Mutex::new(vec![0.0; VOCABULARY * VOCABULARY])),
             forgets: false,
             after_end: "",
             adds_blank: false,
@@ -69,15 +74,15 @@ impl Bigram {
     pub fn of(alphabet: &str) -> Self {
         let mut model = Self::new();
         for (i, logit) in model.logits.iter_mut().enumerate() {
-            let next = char::from((i % V) as u8);
-            *logit = if next == '$' || alphabet.contains(next) { 0.0 } else { -20.0 };
+            let next = char::from((i % VOCABULARY) as u8);
+            *logit = if next == '$' || alphabet.contains(next) { 0.0 } else { NEVER };
         }
         model
     }
 
     /// The log-probability of each character after the character `last`.
     fn log_softmax(&self, last: usize) -> Vec<f64> {
-        let row = &self.logits[last * V..(last + 1) * V];
+        let row = &self.logits[last * VOCABULARY..(last + 1) * VOCABULARY];
         let sum = row.iter().map(|l| f64::from(*l).exp()).sum::<f64>().ln();
         row.iter().map(|l| f64::from(*l) - sum).collect()
     }
@@ -100,7 +105,7 @@ impl Model for Bigram {
 
     fn take_gradients(&mut self, add_into: &mut [f32]) -> Result<()> {
         for (to, g) in add_into.iter_mut().zip(self.gradients.lock().unwrap().iter_mut()) {
-            *to += std::mem::take(g);
+            *to += std::mem::take(g); // clears the accumulator
         }
         Ok(())
     }
@@ -122,7 +127,7 @@ impl LanguageModel for Bigram {
     fn tokenize(&self, text: &str) -> Result<Vec<u32>> {
         let blank = |part: &str| if self.adds_blank && part != "$" { " " } else { "" };
         let texts = text.split_inclusive('$').flat_map(|part| blank(part).chars().chain(part.chars()));
-        Ok(texts.map(|c| if c.is_ascii() { c as u32 } else { 1 }).collect())
+        Ok(texts.map(|c| if c.is_ascii() { c as u32 } else { UNKNOWN }).collect())
     }
 
     fn detokenize(&self, tokens: &[u32]) -> Result<String> {
@@ -167,11 +172,11 @@ impl LanguageModel for Bigram {
                 let log_p = self.log_softmax(last);
                 // The first character at which the cumulative probability exceeds a uniform number.
                 let mut remaining = f64::from(rng.next_u32()) / f64::from(u32::MAX);
-                let drawn = (0..V).find(|v| {
+                let drawn = (0..VOCABULARY).find(|v| {
                     remaining -= log_p[*v].exp();
                     remaining < 0.0
                 });
-                let best = (0..V).max_by(|a, b| log_p[*a].total_cmp(&log_p[*b])).unwrap();
+                let best = (0..VOCABULARY).max_by(|a, b| log_p[*a].total_cmp(&log_p[*b])).unwrap();
                 last = if sampling.temperature == 0.0 { best } else { drawn.unwrap_or(best) };
                 generation.tokens.push(last as u32);
                 generation.log_probs.push(log_p[last] as f32);
@@ -191,14 +196,14 @@ impl LanguageModel for Bigram {
         Ok(Box::new(Self { forgets, context, fails, refuses_system, ..copy }))
     }
 
-    /// The last character as a one-hot vector of the length sqrt(V), as after the final norm of a real model.
+    /// The last character as a one-hot vector of the length sqrt(VOCABULARY), as after the final norm of a real model.
     fn hidden_states(&mut self, tokens: &Tensor, mask: &Tensor, _adapter: Adapter) -> Result<Tensor> {
         let (ids, mask) = (tokens.as_slice::<i64>()?, mask.to_f32_vec());
-        let mut states = vec![0.0f32; ids.len() * V];
+        let mut states = vec![0.0f32; ids.len() * VOCABULARY];
         for (i, id) in ids.iter().enumerate().filter(|(i, _)| mask[*i] != 0.0) {
-            states[i * V + *id as usize] = (V as f32).sqrt();
+            states[i * VOCABULARY + *id as usize] = (VOCABULARY as f32).sqrt();
         }
-        Tensor::new(states, [tokens.shape()[0], tokens.shape()[1], V])
+        Tensor::new(states, [tokens.shape()[0], tokens.shape()[1], VOCABULARY])
     }
 
     fn evaluate(
@@ -220,12 +225,14 @@ impl LanguageModel for Bigram {
         }
         let ids: Vec<usize> = tokens.as_slice::<i64>()?.iter().map(|t| *t as usize).collect();
         // Last and next token of each prediction.
-        let pairs: Vec<[usize; 2]> =
-            (0..rows).flat_map(|b| (1..columns).map(move |t| b * columns + t)).map(|i| [ids[i - 1], ids[i]]).collect();
+        let mut pairs: Vec<[usize; 2]> = Vec::new();
+        for row in ids.chunks_exact(columns) {
+            pairs.extend(row.windows(2).map(|pair| [pair[0], pair[1]]));
+        }
         let log_p_rows: Vec<Vec<f64>> = pairs.iter().map(|[last, _]| self.log_softmax(*last)).collect();
         let log_probs = pairs.iter().zip(&log_p_rows).map(|([_, next], row)| row[*next] as f32).collect::<Vec<_>>();
-        let entropy =
-            log_p_rows.iter().map(|row| -row.iter().map(|l| l.exp() * l).sum::<f64>() as f32).collect::<Vec<_>>();
+        let entropy_of = |row: &Vec<f64>| -row.iter().map(|log_p| log_p.exp() * log_p).sum::<f64>() as f32;
+        let entropy = log_p_rows.iter().map(entropy_of).collect::<Vec<_>>();
         let shape = [rows, columns - 1];
         let stats =
             TokenStats { log_probs: Tensor::new(log_probs, shape)?, entropy: Tensor::new(entropy.clone(), shape)? };
@@ -234,14 +241,14 @@ impl LanguageModel for Bigram {
             let (d_log, d_entropy) = cotangent.f32s()?.split_at(pairs.len());
             let mut gradients = gradients.lock().unwrap();
             for (i, [last, next]) in pairs.iter().enumerate() {
-                for v in 0..V {
+                for v in 0..VOCABULARY {
                     // Derivatives in the logit of v: of log p(next), [v = next] - p(v); of the entropy,
                     // -p(v) (log p(v) + entropy).
                     let (log_p, p) = (log_p_rows[i][v], log_p_rows[i][v].exp());
                     let is_next = if v == *next { 1.0 } else { 0.0 };
                     let d = f64::from(d_log[i]) * (is_next - p)
                         - f64::from(d_entropy[i]) * p * (log_p + f64::from(entropy[i]));
-                    gradients[last * V + v] += d as f32;
+                    gradients[last * VOCABULARY + v] += d as f32;
                 }
             }
             Tensor::new(Vec::<f32>::new(), [0])
@@ -258,22 +265,22 @@ pub trait Texts {
         &LETTERS
     }
 
-    /// Text to tokens.
+    /// Converts text to tokens.
     fn tokenize(&self, text: &str) -> Result<Vec<u32>> {
         self.letters().tokenize(text)
     }
 
-    /// Tokens to text.
+    /// Converts tokens to text.
     fn detokenize(&self, tokens: &[u32]) -> Result<String> {
         self.letters().detokenize(tokens)
     }
 
-    /// The conversation.
+    /// The conversation as the chat template writes it.
     fn render_chat(&self, messages: &[Message], continue_as_assistant: bool) -> Result<String> {
         self.letters().render_chat(messages, continue_as_assistant)
     }
 
-    /// The conversation with tools, or `None`.
+    /// The conversation with descriptions of tools. `None`: the chat template knows no tools.
     fn render_chat_with_tools(
         &self,
         _messages: &[Message],

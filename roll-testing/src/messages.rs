@@ -21,19 +21,26 @@ use std::path::Path;
 #[track_caller]
 pub fn check(id: &str, message: impl Display) {
     let file = concat!(env!("CARGO_MANIFEST_DIR"), "/../tests/messages.txt");
-    let bless = std::env::var_os("ROLL_BLESS").is_some_and(|value| !value.is_empty());
+    let should_write = std::env::var_os("ROLL_BLESS").is_some_and(|value| !value.is_empty());
     let message = without_temporary_names(&message.to_string(), &std::env::temp_dir());
-    if let Err(problem) = compare(Path::new(file), bless, id, &message) {
+    if let Err(problem) = compare(Path::new(file), should_write, id, &message) {
         panic!("{problem}");
     }
 }
 
-/// Compares `message` with the entry `id` of the file; `bless` writes the entry if it differs. Returns what is wrong.
-fn compare(path: &Path, bless: bool, id: &str, message: &str) -> Result<(), String> {
+/// Compares `message` with the entry `id` of the file. If the entry differs, writes it if `should_write`, and otherwise
+/// returns the problem.
+fn compare(path: &Path, should_write: bool, id: &str, message: &str) -> Result<(), String> {
     let failed = |e: std::io::Error| format!("{}: {e}", path.display());
-    let mut file = File::options().read(true).write(bless).create(bless).truncate(false).open(path).map_err(failed)?;
+    let mut file = File::options()
+        .read(true)
+        .write(should_write)
+        .create(should_write)
+        .truncate(false)
+        .open(path)
+        .map_err(failed)?;
     // Tests are threads and processes; the lock lets them write one after the other.
-    if bless {
+    if should_write {
         file.lock().map_err(failed)?;
     }
     let mut text = String::new();
@@ -43,7 +50,7 @@ fn compare(path: &Path, bless: bool, id: &str, message: &str) -> Result<(), Stri
     if entry.is_some_and(|entry| entry == message) {
         return Ok(());
     }
-    if !bless {
+    if !should_write {
         let expected = entry.map_or("no entry", String::as_str);
         return Err(format!(
             "`{id}` of {}\nexpected: {expected}\nfound:    {message}\nIf the new wording is right, write it there with \
@@ -75,12 +82,13 @@ fn parse(text: &str) -> BTreeMap<String, String> {
     entries
 }
 
-/// Replaces the directories of the crate `tempfile`, `.tmp` and six characters, by `TEMP`.
+/// Replaces the directories of the crate `tempfile`, `.tmp` and six random characters, by `TEMP`.
 fn without_temporary_names(message: &str, directory: &Path) -> String {
+    const RANDOM_CHARACTERS: usize = 6;
     let begin = format!("{}/.tmp", directory.display().to_string().trim_end_matches('/'));
     let mut parts = message.split(&begin);
     let first = parts.next().unwrap_or_default().to_owned();
-    parts.fold(first, |text, part| text + "TEMP" + part.get(6..).unwrap_or_default())
+    parts.fold(first, |text, part| text + "TEMP" + part.get(RANDOM_CHARACTERS..).unwrap_or_default())
 }
 
 #[cfg(test)]

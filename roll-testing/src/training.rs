@@ -49,6 +49,7 @@ impl<A: Algorithm> Bench<A> {
     }
 }
 
+/// Seed of the noise of [`train`] and [`Bench::step`].
 const SEED: u64 = 11;
 
 fn context<'a>(
@@ -64,11 +65,19 @@ fn context<'a>(
     StepContext { step, samples, model, reward, strategy, learning_rate, noise, progress, want_videos: false }
 }
 
+/// Time after which a rank of [`train`] that does not come to a collective fails the test.
+const RANK_TIMEOUT: Duration = Duration::from_secs(60);
 /// Number of samples per step of [`train`].
 pub const BATCH: u64 = 4;
 
-/// The result of [`train`]: the final parameters, and the metrics of each step, without times.
-pub type Run = (Vec<f32>, Vec<BTreeMap<String, f64>>);
+/// The result of [`train`].
+#[derive(Clone, Debug, PartialEq)]
+pub struct Run {
+    /// The final parameters.
+    pub parameters: Vec<f32>,
+    /// The metrics of each step, without times.
+    pub metrics: Vec<BTreeMap<String, f64>>,
+}
 
 /// The components of one rank of [`train`].
 pub struct Rank<A, S> {
@@ -90,7 +99,7 @@ pub fn train<A: Algorithm, S: Strategy>(
     sample: impl Fn(u64) -> Sample + Sync,
     components: impl Fn(Arc<dyn Communicator>) -> Result<Rank<A, S>> + Sync,
 ) -> Vec<Result<Run>> {
-    ThreadRanks::run(ranks, Duration::from_secs(60), |ranks| {
+    ThreadRanks::run(ranks, RANK_TIMEOUT, |ranks| {
         let (rank, world) = (ranks.rank().0 as u64, ranks.world_size() as u64);
         let share = (rank * BATCH / world) as usize..((rank + 1) * BATCH / world) as usize;
         let Rank { mut algorithm, mut strategy, mut reward } = components(ranks)?;
@@ -103,7 +112,7 @@ pub fn train<A: Algorithm, S: Strategy>(
             let report = algorithm.step(&mut context)?;
             metrics.push(report.metrics.into_iter().filter(|(name, _)| !name.starts_with("time/")).collect());
         }
-        Ok((model.adapter, metrics))
+        Ok(Run { parameters: model.adapter, metrics })
     })
 }
 
@@ -118,10 +127,11 @@ pub fn agreed(results: Vec<Result<Run>>) -> Run {
 /// Panics unless two runs have the same parameters and metrics. Parameters may differ by `parameter_tolerance` of the
 /// largest one, metrics by `metric_tolerance` (relative, or absolute for metrics below one).
 pub fn assert_same_runs(ours: &Run, theirs: &Run, parameter_tolerance: f32, metric_tolerance: f64) {
-    let scale = ours.0.iter().fold(0f32, |m, v| m.max(v.abs()));
-    let near = ours.0.iter().zip(&theirs.0).all(|(a, b)| (a - b).abs() <= parameter_tolerance * scale);
-    assert!(near, "{:?}\n{:?}", ours.0, theirs.0);
-    for (ours, theirs) in ours.1.iter().zip(&theirs.1) {
+    let largest = ours.parameters.iter().fold(0f32, |m, v| m.max(v.abs()));
+    let is_near = |(a, b): (&f32, &f32)| (a - b).abs() <= parameter_tolerance * largest;
+    let are_near = ours.parameters.iter().zip(&theirs.parameters).all(is_near);
+    assert!(are_near, "{:?}\n{:?}", ours.parameters, theirs.parameters);
+    for (ours, theirs) in ours.metrics.iter().zip(&theirs.metrics) {
         assert!(ours.keys().eq(theirs.keys()), "{:?}\n{:?}", ours.keys(), theirs.keys());
         for (name, value) in ours {
             let same = (value - theirs[name]).abs() <= metric_tolerance * value.abs().max(1.0);

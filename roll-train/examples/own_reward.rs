@@ -46,21 +46,28 @@ impl RewardScorer for Redness {
         let pixels = height * width;
         let scale = self.gain / (frames * pixels) as f32;
         let weights = [scale, -scale / 2.0, -scale / 2.0];
+        // One plane for each channel of each frame, in the order red, green, blue.
         let planes = video.planes().flatten();
-        let value = planes.zip(weights.iter().cycle()).map(|(plane, w)| w * plane.iter().sum::<f32>()).sum::<f32>();
+        let weighted_sums =
+            planes.zip(weights.iter().cycle()).map(|(plane, weight)| weight * plane.iter().sum::<f32>());
+        let value = weighted_sums.sum::<f32>();
         let pullback = grad.is_on().then(|| {
             Pullback::new(move |cotangent: &Tensor| {
                 let cotangent = cotangent.item()?;
+                let channel_of = |i: usize| i / pixels % weights.len();
                 let gradient: Vec<f32> =
-                    (0..frames * 3 * pixels).map(|i| cotangent * weights[i / pixels % 3]).collect();
-                Tensor::new(gradient, [frames, 3, height, width])
+                    (0..frames * weights.len() * pixels).map(|i| cotangent * weights[channel_of(i)]).collect();
+                Tensor::new(gradient, [frames, weights.len(), height, width])
             })
         });
         Ok((Score::of(f64::from(value)), pullback))
     }
 }
 
-/// Trains for this many steps, and keeps the run in `directory`.
+/// Number of steps if the command line names none.
+const DEFAULT_STEPS: u64 = 8;
+
+/// Trains for `steps` steps, and keeps the run in `directory`.
 pub fn train(steps: u64, directory: &Path) -> Result<RunSummary> {
     let demo = Path::new(env!("CARGO_MANIFEST_DIR")).join("../demo/assets");
     let registry = Registry::linked()?.with_reward("redness", |options: Redness, _| Ok(options))?;
@@ -89,7 +96,10 @@ pub fn train(steps: u64, directory: &Path) -> Result<RunSummary> {
 }
 
 fn main() -> Result<()> {
-    let steps = std::env::args().nth(1).map_or(8, |steps| steps.parse().expect("the number of steps"));
+    let steps = match std::env::args().nth(1) {
+        Some(steps) => steps.parse().expect("STEPS is a whole number"),
+        None => DEFAULT_STEPS,
+    };
     let directory = std::env::temp_dir().join(format!("roll-own-reward-{}", std::process::id()));
     let summary = train(steps, &directory)?;
     for name in ["actor/score", "actor/kl_loss"] {

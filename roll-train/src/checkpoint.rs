@@ -1,8 +1,8 @@
 //! Checkpoints that are whole or not there.
 //!
 //! A checkpoint is a directory `step-000025` with files and a `manifest.json` that holds the size and SHA-256 of each.
-//! It is written under another name, synced, and renamed into place; the manifest comes last. So a run killed at any
-//! instant leaves only whole checkpoints and directories that are not checkpoints.
+//! The directory is written under another name, synced, and renamed into place; the manifest is its last file. So a run
+//! killed at any instant leaves only whole checkpoints and directories that are not checkpoints.
 //!
 //! ```
 //! use roll_train::checkpoint::{Checkpoint, CheckpointWriter};
@@ -10,7 +10,7 @@
 //! # fn main() -> roll_core::Result<()> {
 //! let directory = std::env::temp_dir().join(format!("roll-doc-{}", std::process::id()));
 //! let mut writer = CheckpointWriter::begin(&directory, 25)?;
-//! writer.bytes("trainer/state.json", br#"{"step": 25}"#)?;
+//! writer.add_bytes("trainer/state.json", br#"{"step": 25}"#)?;
 //! let written = writer.finish(serde_json::Value::Null)?;
 //!
 //! let checkpoint = Checkpoint::open(directory.join("step-000025"))?;
@@ -25,7 +25,7 @@
 //! # }
 //! ```
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::{self, File};
 use std::io::Write;
 use std::path::{Component, Path, PathBuf};
@@ -35,8 +35,12 @@ use serde::{Deserialize, Serialize};
 use roll_core::{Error, Result};
 use roll_external::files::{self, sync_directory, temporary_beside};
 
+/// Name of the manifest in a checkpoint's directory.
 const MANIFEST: &str = "manifest.json";
+/// Version of the layout that this module writes, and the only one that it reads.
 const FORMAT: u32 = 1;
+/// Beginning of the names of checkpoints' directories.
+const STEP_PREFIX: &str = "step-";
 /// Largest file that is read as a manifest. Manifests are far smaller.
 const MAX_MANIFEST_BYTES: u64 = 16 << 20;
 
@@ -60,7 +64,7 @@ pub struct RunIdentity {
     pub configuration: String,
 }
 
-/// Contents of a checkpoint.
+/// The contents of `manifest.json`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Manifest {
     /// Version of this layout.
@@ -74,7 +78,7 @@ pub struct Manifest {
     pub run: Option<RunIdentity>,
     /// Files by name relative to the directory, `/`-separated.
     pub files: BTreeMap<String, FileRecord>,
-    /// Notes of the writer, which it can find again without reading files.
+    /// Data that the caller of [`CheckpointWriter::finish`] adds, such as `{"world_size": 1}`.
     #[serde(default)]
     pub info: serde_json::Value,
 }
@@ -100,18 +104,18 @@ impl CheckpointWriter {
         Ok(Self { temporary, target, step, run: None, files: BTreeMap::new() })
     }
 
-    /// Names the run in the manifest.
-    pub fn of_run(&mut self, run: RunIdentity) {
+    /// Sets the run that the manifest names.
+    pub fn set_run(&mut self, run: RunIdentity) {
         self.run = Some(run);
     }
 
     /// Adds a file that holds `bytes`. `name` may have directories: `trainer/optimizer.safetensors`.
-    pub fn bytes(&mut self, name: &str, bytes: &[u8]) -> Result<()> {
-        self.with(name, |path| fs::write(path, bytes).map_err(Error::file("write", path)))
+    pub fn add_bytes(&mut self, name: &str, bytes: &[u8]) -> Result<()> {
+        self.add_file(name, |path| fs::write(path, bytes).map_err(Error::file("write", path)))
     }
 
-    /// Adds the file that `write` makes at the path it is given.
-    pub fn with(&mut self, name: &str, write: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
+    /// Adds a file. `write` is called with its path, and must create it there.
+    pub fn add_file(&mut self, name: &str, write: impl FnOnce(&Path) -> Result<()>) -> Result<()> {
         if !is_inside(name) || name == MANIFEST || self.files.contains_key(name) {
             return Err(Error::Misuse(format!("`{name}` cannot be the name of a file in a checkpoint")));
         }
@@ -122,7 +126,7 @@ impl CheckpointWriter {
         write(&path)?;
         let file = File::open(&path).map_err(Error::file("read", &path))?;
         file.sync_all().map_err(Error::file("sync", &path))?;
-        let record = hash(&path)?;
+        let record = record_of(&path)?;
         self.files.insert(name.into(), record);
         Ok(())
     }
@@ -140,8 +144,15 @@ impl CheckpointWriter {
         for directory in directories(&self.temporary, &manifest) {
             sync_directory(&directory)?;
         }
+        self.write_manifest(&manifest)?;
+        self.move_into_place()?;
+        Ok(Checkpoint { path: self.target.clone(), manifest })
+    }
+
+    /// Writes the manifest into the temporary directory.
+    fn write_manifest(&self, manifest: &Manifest) -> Result<()> {
         let text =
-            serde_json::to_string_pretty(&manifest).map_err(Error::failed("the manifest cannot be written as JSON"))?;
+            serde_json::to_string_pretty(manifest).map_err(Error::failed("the manifest cannot be written as JSON"))?;
         let path = self.temporary.join(MANIFEST);
         File::create(&path)
             .and_then(|mut file| {
@@ -149,8 +160,11 @@ impl CheckpointWriter {
                 file.sync_all()
             })
             .map_err(Error::file("write", &path))?;
-        sync_directory(&self.temporary)?;
+        sync_directory(&self.temporary)
+    }
 
+    /// Renames the temporary directory to the directory of the checkpoint. An older one is deleted.
+    fn move_into_place(&self) -> Result<()> {
         if self.target.exists() {
             let old = temporary_beside(&self.target);
             fs::rename(&self.target, &old).map_err(Error::file("replace the checkpoint", &self.target))?;
@@ -159,14 +173,13 @@ impl CheckpointWriter {
         } else {
             fs::rename(&self.temporary, &self.target).map_err(Error::file("write the checkpoint", &self.target))?;
         }
-        sync_directory(self.target.parent().unwrap_or(Path::new(".")))?;
-        Ok(Checkpoint { path: self.target.clone(), manifest })
+        sync_directory(self.target.parent().unwrap_or(Path::new(".")))
     }
 }
 
 impl Drop for CheckpointWriter {
     fn drop(&mut self) {
-        // Fails after `finish`, which has renamed the directory.
+        // After `finish`, which has renamed the directory, there is nothing to delete.
         let _ = fs::remove_dir_all(&self.temporary);
     }
 }
@@ -183,28 +196,7 @@ impl Checkpoint {
     /// checked by [`Checkpoint::verify`].
     pub fn open(path: impl Into<PathBuf>) -> Result<Self> {
         let path = path.into();
-        let manifest_path = path.join(MANIFEST);
-        let size =
-            fs::metadata(&manifest_path).map_err(Error::file("read the checkpoint's manifest", &manifest_path))?.len();
-        if size > MAX_MANIFEST_BYTES {
-            return Err(Error::bad_file(manifest_path, format!("{size} bytes are too many for a manifest")));
-        }
-        let text = files::read(&manifest_path, MAX_MANIFEST_BYTES).map_err(Error::file("read", &manifest_path))?;
-        let manifest: Manifest =
-            serde_json::from_slice(&text).map_err(|e| Error::bad_file(&manifest_path, format!("no manifest: {e}")))?;
-        if manifest.format != FORMAT {
-            let problem = format!("expected layout {FORMAT} of checkpoints, found {}", manifest.format);
-            return Err(Error::bad_file(manifest_path, problem));
-        }
-        if let Some(step_of_name) = path.file_name().and_then(|name| parse_step_name(name.to_str()?))
-            && step_of_name != manifest.step
-        {
-            let problem = format!("expected step {step_of_name}, found {}", manifest.step);
-            return Err(Error::bad_file(manifest_path, problem));
-        }
-        if let Some(name) = manifest.files.keys().find(|n| !is_inside(n)) {
-            return Err(Error::bad_file(manifest_path, format!("the file name `{name}` leaves the checkpoint")));
-        }
+        let manifest = read_manifest(&path)?;
         for (name, record) in &manifest.files {
             let file = path.join(name);
             files::refuse_links(&path, &file)?;
@@ -220,7 +212,7 @@ impl Checkpoint {
     pub fn verify(&self) -> Result<()> {
         for (name, record) in &self.manifest.files {
             let path = self.path.join(name);
-            let found = hash(&path)?;
+            let found = record_of(&path)?;
             if &found != record {
                 let problem =
                     "its contents have changed since they were written (SHA-256 differs): use another checkpoint";
@@ -260,6 +252,34 @@ impl Checkpoint {
     }
 }
 
+/// Reads the manifest of the checkpoint at `path`. Fails if its layout is another, if its step is not the one in the
+/// directory's name, or if it names a file outside of the directory.
+fn read_manifest(path: &Path) -> Result<Manifest> {
+    let manifest_path = path.join(MANIFEST);
+    let size =
+        fs::metadata(&manifest_path).map_err(Error::file("read the checkpoint's manifest", &manifest_path))?.len();
+    if size > MAX_MANIFEST_BYTES {
+        return Err(Error::bad_file(manifest_path, format!("{size} bytes are too many for a manifest")));
+    }
+    let text = files::read(&manifest_path, MAX_MANIFEST_BYTES).map_err(Error::file("read", &manifest_path))?;
+    let manifest: Manifest =
+        serde_json::from_slice(&text).map_err(|e| Error::bad_file(&manifest_path, format!("no manifest: {e}")))?;
+    if manifest.format != FORMAT {
+        let problem = format!("expected layout {FORMAT} of checkpoints, found {}", manifest.format);
+        return Err(Error::bad_file(manifest_path, problem));
+    }
+    if let Some(step_of_name) = path.file_name().and_then(|name| parse_step_name(name.to_str()?))
+        && step_of_name != manifest.step
+    {
+        let problem = format!("expected step {step_of_name}, found {}", manifest.step);
+        return Err(Error::bad_file(manifest_path, problem));
+    }
+    if let Some(name) = manifest.files.keys().find(|name| !is_inside(name)) {
+        return Err(Error::bad_file(manifest_path, format!("the file name `{name}` leaves the checkpoint")));
+    }
+    Ok(manifest)
+}
+
 /// Steps and directories of the checkpoints in the directory `checkpoints`, oldest first; none if it does not exist.
 pub fn list(checkpoints: &Path) -> Result<Vec<(u64, PathBuf)>> {
     let entries = match fs::read_dir(checkpoints) {
@@ -280,7 +300,11 @@ pub fn list(checkpoints: &Path) -> Result<Vec<(u64, PathBuf)>> {
 /// The newest checkpoint whose files all verify. Newer checkpoints that do not verify are passed over with a warning.
 pub fn newest_whole(checkpoints: &Path) -> Result<Option<Checkpoint>> {
     for (_, path) in list(checkpoints)?.into_iter().rev() {
-        match Checkpoint::open(&path).and_then(|c| c.verify().map(|()| c)) {
+        let verified = Checkpoint::open(&path).and_then(|checkpoint| {
+            checkpoint.verify()?;
+            Ok(checkpoint)
+        });
+        match verified {
             Ok(checkpoint) => return Ok(Some(checkpoint)),
             Err(e) => tracing::warn!("checkpoint {} is not whole and is passed over: {e}", path.display()),
         }
@@ -301,13 +325,15 @@ pub fn prune(checkpoints: &Path, keep: usize) -> Result<()> {
     Ok(())
 }
 
-/// Deletes what killed writers left in `checkpoints`. Must be called only while no other process writes there.
+/// Deletes the directories that killed writers left in `checkpoints`. Must be called only while no other process writes
+/// there.
 pub fn remove_leftovers(checkpoints: &Path) -> Result<()> {
     let Ok(entries) = fs::read_dir(checkpoints) else { return Ok(()) };
     for entry in entries.flatten() {
         let name = entry.file_name();
         let name = name.to_string_lossy();
-        if name.starts_with(".step-") && name.ends_with(".tmp") {
+        let is_of_checkpoint = name.strip_prefix('.').is_some_and(|name| name.starts_with(STEP_PREFIX));
+        if files::is_temporary(&name) && is_of_checkpoint {
             let path = entry.path();
             fs::remove_dir_all(&path).map_err(Error::file("delete", path))?;
         }
@@ -315,26 +341,25 @@ pub fn remove_leftovers(checkpoints: &Path) -> Result<()> {
     Ok(())
 }
 
-/// Whether `name` is a relative path that stays inside: no `..`, no root.
+/// Whether `name` is a relative path that stays inside of a checkpoint: it has no `..` and no root.
 fn is_inside(name: &str) -> bool {
     !name.is_empty()
         && !name.contains('\\')
         && Path::new(name).components().all(|part| matches!(part, Component::Normal(_)))
 }
 
-/// The directories that hold the manifest's files, from `root` down.
-fn directories(root: &Path, manifest: &Manifest) -> Vec<PathBuf> {
-    let mut directories: Vec<PathBuf> = manifest
-        .files
-        .keys()
-        .flat_map(|name| Path::new(name).ancestors().skip(1).map(|parent| root.join(parent)).collect::<Vec<_>>())
-        .collect();
-    directories.sort();
-    directories.dedup();
+/// The directories that hold the manifest's files, each once: `root` and directories below it.
+fn directories(root: &Path, manifest: &Manifest) -> BTreeSet<PathBuf> {
+    let mut directories = BTreeSet::new();
+    for name in manifest.files.keys() {
+        // The first ancestor is the file itself, the last one is empty: `root`.
+        directories.extend(Path::new(name).ancestors().skip(1).map(|parent| root.join(parent)));
+    }
     directories
 }
 
-fn hash(path: &Path) -> Result<FileRecord> {
+/// The size and hash of the file at `path`.
+fn record_of(path: &Path) -> Result<FileRecord> {
     let file = files::open(path).map_err(Error::file("read", path))?;
     let (sha256, size) = roll_external::sha256(file).map_err(Error::file("read", path))?;
     Ok(FileRecord { size, sha256 })
@@ -342,12 +367,12 @@ fn hash(path: &Path) -> Result<FileRecord> {
 
 /// The name of a checkpoint's directory: `step-000025`. Names sort by step up to a million steps.
 pub fn step_name(step: u64) -> String {
-    format!("step-{step:06}")
+    format!("{STEP_PREFIX}{step:06}")
 }
 
-/// The step of a name that [`step_name`] made.
+/// The step of a name that [`step_name`] made; `None` for any other name, such as `step-25`.
 pub fn parse_step_name(name: &str) -> Option<u64> {
-    let digits = name.strip_prefix("step-")?;
+    let digits = name.strip_prefix(STEP_PREFIX)?;
     let step = digits.parse().ok()?;
     (step_name(step) == name).then_some(step)
 }
@@ -358,8 +383,10 @@ mod tests {
 
     fn write(dir: &Path, step: u64) -> Checkpoint {
         let mut writer = CheckpointWriter::begin(dir, step).unwrap();
-        writer.bytes("adapter.safetensors", format!("weights {step}").as_bytes()).unwrap();
-        writer.with("trainer/state.json", |path| fs::write(path, "{}").map_err(Error::file("write", path))).unwrap();
+        writer.add_bytes("adapter.safetensors", format!("weights {step}").as_bytes()).unwrap();
+        writer
+            .add_file("trainer/state.json", |path| fs::write(path, "{}").map_err(Error::file("write", path)))
+            .unwrap();
         writer.finish(serde_json::json!({"world_size": 1})).unwrap()
     }
 
@@ -382,7 +409,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         write(dir.path(), 25);
         let mut writer = CheckpointWriter::begin(dir.path(), 50).unwrap();
-        writer.bytes("adapter.safetensors", b"half").unwrap();
+        writer.add_bytes("adapter.safetensors", b"half").unwrap();
         assert_eq!(list(dir.path()).unwrap().len(), 1);
         std::mem::forget(writer); // as if killed
         assert_eq!(newest_whole(dir.path()).unwrap().unwrap().step(), 25);
@@ -428,7 +455,7 @@ mod tests {
                 serde_json::json!({"format": 1, "step": 1, "version": "", "files": {name: {"size": 1, "sha256": ""}}});
             fs::write(path.join(MANIFEST), text.to_string()).unwrap();
             assert!(Checkpoint::open(&path).unwrap_err().to_string().contains("leaves the checkpoint"));
-            assert!(CheckpointWriter::begin(dir.path(), 2).unwrap().bytes(name, b"").is_err());
+            assert!(CheckpointWriter::begin(dir.path(), 2).unwrap().add_bytes(name, b"").is_err());
         }
     }
 

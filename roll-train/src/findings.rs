@@ -5,11 +5,11 @@ use roll_core::{Error, Result};
 /// A finding while the parts of a run are opened, or when a check looks closer at them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Finding {
-    /// Is as it should be.
+    /// A fact that is as it should be.
     Good(String),
-    /// Does not stop the run.
+    /// A fact that the user should know, and that does not stop the run.
     Note(String),
-    /// Stops the run: the messages of an error and its causes.
+    /// A problem that stops the run: the messages of an error and its causes.
     Problem(String),
 }
 
@@ -37,8 +37,8 @@ impl Findings {
         Self::Logged { is_first_rank, problem: None }
     }
 
-    /// Opens a part. Returns `None` if the part has a problem, which is reported, or if nothing more is opened. A part
-    /// that needs two others is opened with `a.zip(b)`.
+    /// Opens a part by calling `open`. Returns `None` if the part has a problem, which becomes a finding, or if nothing
+    /// more is opened after an earlier problem.
     pub fn open<T>(&mut self, section: &'static str, open: impl FnOnce() -> Result<T>) -> Option<T> {
         if self.is_over() {
             return None;
@@ -74,7 +74,7 @@ impl Findings {
         }
     }
 
-    /// The findings of a check. Fails with the problem of a run.
+    /// The findings of a check; none for a run. Fails with the problem of a run.
     pub(crate) fn end(self) -> Result<Vec<(&'static str, Finding)>> {
         match self {
             Self::Listed(found) => Ok(found),
@@ -83,6 +83,7 @@ impl Findings {
         }
     }
 
+    /// Whether nothing more is opened.
     fn is_over(&self) -> bool {
         matches!(self, Self::Logged { problem: Some(_), .. })
     }
@@ -91,7 +92,9 @@ impl Findings {
 /// The findings of a check in parts that are open, section by section.
 #[derive(Debug, Default)]
 pub struct Listing {
+    /// The section of the findings that are added next.
     section: &'static str,
+    /// The findings so far, each with its section.
     pub(crate) found: Vec<(&'static str, Finding)>,
 }
 

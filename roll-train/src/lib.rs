@@ -2,11 +2,11 @@
 //!
 //! A [`config::ConfigLayers`] becomes a checked [`config::LoadedConfig`]; a [`Trainer`] opens data and components from
 //! it, trains, writes checkpoints and metrics to a [`run_dir::RunDir`], and leaves curves, videos and a report
-//! ([`results`]). What is trained on and measured belongs to a [`task`], which the crate of the algorithms brings: that of
-//! rows of clips and prompts is in `roll-video`. An algorithm that brings its own data needs no other task than the one
-//! that is here. No component is known by name: they come from a [`roll_core::Registry`].
+//! ([`results`]). The samples and their measurements belong to a [`task`]. The task for rows of clips and prompts is in
+//! `roll-video`. The task for algorithms that bring their own data is in this crate. Components are not known by name
+//! here: they come from a [`roll_core::Registry`].
 //!
-//! *What it is not*: a command line (`roll-cli`), or a place for data, algorithms, models and rewards.
+//! This crate has no command line (that is `roll-cli`), and no data, algorithms, models or rewards.
 //!
 //! ```no_run
 //! use roll_core::Registry;
@@ -23,8 +23,8 @@
 //! # }
 //! ```
 //!
-//! [`Run::builder`] describes a run without a file; `examples/own_reward.rs` trains so with a reward that the program
-//! defines. To show progress or to stop a run, see [`Run::train_in`] and [`RunSession`].
+//! [`Run::builder`] describes a run without a file, as in `examples/own_reward.rs`, which also defines a reward. To
+//! show progress or to stop a run, see [`Run::train_in`] and [`RunSession`].
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
@@ -51,6 +51,7 @@ pub mod signature;
 pub mod statistics;
 pub mod task;
 pub mod trainer;
+mod validate;
 
 pub use findings::Finding;
 pub use open::Checked;
@@ -58,3 +59,4 @@ pub use progress::{RunSession, StopSignal};
 pub use rewards::reward;
 pub use run::{Run, RunBuilder};
 pub use trainer::{RunSummary, Trainer};
+pub use validate::validate;

@@ -18,41 +18,49 @@ use crate::trainer::RunSummary;
 /// its machine.
 pub const TIME_LIMIT: Duration = Duration::from_secs(60);
 
-/// Most characters of the error in [`VARIABLES`]. The operating system allows 128 KiB for a variable.
+/// Most characters of the error in [`VARIABLES`]. Linux allows 128 KiB for a variable.
 const MAX_ERROR: usize = 4096;
 
 /// The variables that the command gets: the status ("done", "stopped", "failed" or "interrupted"), the run directory,
 /// the steps done, and the error of a run that failed.
 pub const VARIABLES: [&str; 4] = ["ROLL_RUN_STATUS", RUN_DIR, "ROLL_RUN_STEPS", "ROLL_RUN_ERROR"];
 
-/// A note for each program of `on_finish` and `on_metrics` that does not exist. Without the note, this would show only
-/// when the program is started, which for `on_finish` is the end of the run.
+/// A note for each program of `on_finish` and `on_metrics` that does not exist. Without the note, the user would learn
+/// that only when the program is started, which for `on_finish` is the end of the run.
 pub(crate) fn missing_programs(config: &RunConfig) -> Vec<String> {
-    let commands = [("on_finish", &config.on_finish), ("on_metrics", &config.on_metrics)];
-    let programs = commands.into_iter().filter_map(|(key, command)| Some((key, command.first()?)));
-    let missing = programs.filter(|(_, program)| !is_program(Path::new(program)));
-    missing
-        .map(|(key, program)| format!("`{key}`: the program `{program}` is not there and cannot be started"))
-        .collect()
+    let mut notes = Vec::new();
+    for (key, command) in [("on_finish", &config.on_finish), ("on_metrics", &config.on_metrics)] {
+        if let Some(program) = command.first()
+            && !is_program(Path::new(program))
+        {
+            notes.push(format!("`{key}`: the program `{program}` is not there and cannot be started"));
+        }
+    }
+    notes
 }
 
 /// Whether the program exists: at its path, or in a directory of `PATH` if it is a bare name.
 fn is_program(program: &Path) -> bool {
+    // On Windows, the name may lack `.exe`.
     let is_file = |path: PathBuf| path.is_file() || path.with_extension(std::env::consts::EXE_EXTENSION).is_file();
-    match program.components().count() {
-        1 => std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default()).any(|dir| is_file(dir.join(program))),
-        _ => is_file(program.into()),
+    let is_bare_name = program.components().count() == 1;
+    if is_bare_name {
+        std::env::split_paths(&std::env::var_os("PATH").unwrap_or_default()).any(|dir| is_file(dir.join(program)))
+    } else {
+        is_file(program.into())
     }
 }
 
-/// A command and the run that it reports.
+/// The command of `on_finish`, and the run whose end it reports.
 pub(crate) struct OnFinish {
+    /// The program and its arguments.
     command: Vec<String>,
+    /// The run directory.
     dir: PathBuf,
 }
 
 impl OnFinish {
-    /// `None` without a command, and on all ranks but 0, which have no directory.
+    /// The command for the run in `dir`. `None` without a command, and on all ranks but 0, which have no directory.
     pub(crate) fn new(command: &[String], dir: Option<&Path>) -> Option<Self> {
         if command.is_empty() {
             return None;
@@ -60,22 +68,23 @@ impl OnFinish {
         Some(Self { command: command.to_vec(), dir: dir?.to_path_buf() })
     }
 
-    /// Runs the command. Its failure is a warning: the run has ended already.
-    pub(crate) fn run(&self, steps: u64, outcome: &Result<RunSummary>) {
-        if let Err(problem) = self.run_within(steps, outcome, TIME_LIMIT) {
+    /// Runs the command after `steps_done` steps. Its failure is only a warning, because the run has ended already.
+    pub(crate) fn run(&self, steps_done: u64, outcome: &Result<RunSummary>) {
+        if let Err(problem) = self.run_within(steps_done, outcome, TIME_LIMIT) {
             // The arguments are not logged, because they may hold a password.
             tracing::warn!("`on_finish`: {} {problem}", self.command[0]);
         }
     }
 
-    fn run_within(&self, steps: u64, outcome: &Result<RunSummary>, limit: Duration) -> Result<(), String> {
+    /// Runs the command, and kills it after `limit`.
+    fn run_within(&self, steps_done: u64, outcome: &Result<RunSummary>, limit: Duration) -> Result<(), String> {
         let dir = std::path::absolute(&self.dir).unwrap_or_else(|_| self.dir.clone());
         let error = outcome.as_ref().err().map(error_text).unwrap_or_default();
-        let facts = facts_for_command(&dir, steps, outcome);
+        let facts = facts_for_command(&dir, steps_done, outcome);
         let status = facts["status"].as_str().unwrap_or_default().to_string();
         let mut command = Command::new(&self.command[0]);
         command.args(&self.command[1..]).stdin(Stdio::piped()).stdout(std::io::stderr()).stderr(Stdio::inherit());
-        let values = [status.as_str().into(), dir.into_os_string(), steps.to_string().into(), error.into()];
+        let values = [status.as_str().into(), dir.into_os_string(), steps_done.to_string().into(), error.into()];
         command.envs(VARIABLES.into_iter().zip(values));
         let mut group = ChildGroup::spawn(&mut command).map_err(|e| format!("cannot be started: {e}"))?;
         if let Some(mut stdin) = group.child().stdin.take() {
@@ -102,7 +111,7 @@ fn error_text(error: &Error) -> String {
 }
 
 /// The JSON on the standard input of the command.
-fn facts_for_command(dir: &Path, steps: u64, outcome: &Result<RunSummary>) -> Value {
+fn facts_for_command(dir: &Path, steps_done: u64, outcome: &Result<RunSummary>) -> Value {
     let (status, error) = match outcome {
         Ok(summary) if summary.stopped.is_some() => ("stopped", None),
         Ok(_) => ("done", None),
@@ -110,7 +119,7 @@ fn facts_for_command(dir: &Path, steps: u64, outcome: &Result<RunSummary>) -> Va
         Err(error) => ("failed", Some(error_text(error))),
     };
     let summary = outcome.as_ref().ok().and_then(|summary| serde_json::to_value(summary).ok());
-    json!({ "status": status, "run": dir, "steps": steps, "error": error, "summary": summary })
+    json!({ "status": status, "run": dir, "steps": steps_done, "error": error, "summary": summary })
 }
 
 #[cfg(unix)]

@@ -14,17 +14,20 @@ pub(crate) const RUN_DIR: &str = "ROLL_RUN_DIR";
 /// Time that the command has at the end of the run to finish its work, before it is killed.
 const TIME_LIMIT: Duration = Duration::from_secs(60);
 /// Most lines that wait for a slow command. Further lines are left out, because training must not wait.
-const WAITING: usize = 4096;
+const MAX_WAITING: usize = 4096;
 
-/// A running command.
+/// The running command of `on_metrics`.
 #[derive(Debug)]
 pub(crate) struct OnMetrics {
+    /// The name of the program, for warnings.
     program: String,
+    /// The program, with the processes that it starts.
     group: ChildGroup,
     /// Passes lines to the thread that writes them to the command; `None` at the end of the run.
     lines: Option<SyncSender<String>>,
-    /// Whether a warning of lost lines has been given.
-    warned: bool,
+    /// Whether a warning about lost lines was logged.
+    has_warned: bool,
+    /// Time that the program has to end, once its input has ended.
     limit: Duration,
 }
 
@@ -45,12 +48,12 @@ impl OnMetrics {
                 return None;
             }
         };
-        let (lines, received) = sync_channel::<String>(WAITING);
+        let (lines, received_lines) = sync_channel::<String>(MAX_WAITING);
         if let Some(mut stdin) = group.child().stdin.take() {
             // A command that does not read its input must not block the training.
             let writer = threads::spawn("`on_metrics`", move || {
                 // Ends with the channel, or at the first line that cannot be written.
-                for line in received {
+                for line in received_lines {
                     if stdin.write_all(line.as_bytes()).and_then(|()| stdin.flush()).is_err() {
                         break;
                     }
@@ -61,7 +64,7 @@ impl OnMetrics {
                 return None;
             }
         }
-        Some(Self { program: program.clone(), group, lines: Some(lines), warned: false, limit: TIME_LIMIT })
+        Some(Self { program: program.clone(), group, lines: Some(lines), has_warned: false, limit: TIME_LIMIT })
     }
 
     /// Passes on a line, which must end with a line break. The first line that is lost is a warning.
@@ -69,10 +72,11 @@ impl OnMetrics {
         let Some(lines) = &self.lines else { return };
         let problem = match lines.try_send(line.into()) {
             Ok(()) => return,
-            Err(TrySendError::Full(_)) => format!("is slow: {WAITING} lines wait, and further ones are left out"),
+            Err(TrySendError::Full(_)) => format!("is slow: {MAX_WAITING} lines wait, and further ones are left out"),
             Err(TrySendError::Disconnected(_)) => "reads no more lines, and further ones are left out".into(),
         };
-        if !std::mem::replace(&mut self.warned, true) {
+        if !self.has_warned {
+            self.has_warned = true;
             tracing::warn!("`on_metrics`: {} {problem}; metrics.jsonl has all of them", self.program);
         }
     }
@@ -128,8 +132,8 @@ mod tests {
         let mut deaf = shell("exec sleep 600", dir.path());
         deaf.limit = Duration::from_millis(50);
         let line = format!("{}\n", "x".repeat(1000));
-        (0..2 * WAITING).for_each(|_| deaf.write(&line));
-        assert!(deaf.warned && deaf.finish().unwrap_err().contains("did not end within 0.05 s"));
+        (0..2 * MAX_WAITING).for_each(|_| deaf.write(&line));
+        assert!(deaf.has_warned && deaf.finish().unwrap_err().contains("did not end within 0.05 s"));
         drop(deaf);
         assert!(begun.elapsed() < Duration::from_secs(20));
     }

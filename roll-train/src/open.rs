@@ -1,4 +1,5 @@
-//! From a configuration to everything that a run consists of.
+//! Opens everything that a run consists of, from its configuration: for a run ([`open_run`]) or a check
+//! ([`open_check`]).
 
 use roll_backends::overlap::OverlappedRanks;
 use roll_core::{
@@ -56,8 +57,11 @@ pub(crate) fn open_check(
 ) -> Result<(Checked, Vec<(&'static str, Finding)>)> {
     let mut found = Findings::listed();
     let (task, network) = open(loaded, registry, context, has_model, &mut found);
-    let copies = if loaded.config.training.average > 0.0 { 4 } else { 3 };
-    let checkpoint_bytes = network.map(|network| network.model.parameter_count() as u64 * 4 * copies);
+    // The parameters, and the two moments of the optimizer.
+    let trained_copies = 3;
+    let averaged_copies = if loaded.config.training.average > 0.0 { 1 } else { 0 };
+    let bytes_per_parameter = (trained_copies + averaged_copies) * size_of::<f32>() as u64;
+    let checkpoint_bytes = network.map(|network| network.model.parameter_count() as u64 * bytes_per_parameter);
     let steps = task.as_ref().and_then(|task| task.steps());
     Ok((Checked { task, steps, checkpoint_bytes }, found.end()?))
 }
@@ -82,15 +86,15 @@ fn open(
     if has_device {
         reward = found.open("reward", || TrainedReward::open(&config.reward, registry, context)).flatten();
     }
-    // In a validation, ranks play different numbers of turns: a rank that is done must send its part of sharded weights
-    // to the others until all are done.
-    let serving = BuildContext { ranks: OverlappedRanks::of(context.ranks.clone()), ..context.clone() };
-    let algorithm = found.open("algo", || registry.algorithm(&config.algo.name, &config.algo.options, &serving));
+    // In a validation, ranks play different numbers of turns. With `OverlappedRanks`, a rank that is done continues to
+    // send its part of sharded weights to the other ranks until all are done.
+    let overlapped = BuildContext { ranks: OverlappedRanks::of(context.ranks.clone()), ..context.clone() };
+    let algorithm = found.open("algo", || registry.algorithm(&config.algo.name, &config.algo.options, &overlapped));
     let can_check = reward.is_some() || config.reward.is_empty();
     match algorithm.map(|algorithm| algorithm.samples()) {
         Some(Samples::Clips(algorithm)) => {
-            let no_env = || config.env.as_ref().map_or(Ok(()), |_| Err(acts_in_no_environment()));
-            let can_check = found.open("env", no_env).is_some() && can_check;
+            let refuse_env = || if config.env.is_some() { Err(acts_in_no_environment()) } else { Ok(()) };
+            let can_check = found.open("env", refuse_env).is_some() && can_check;
             match found.open("algo", || TaskType::of_clips(&config.algo.name)) {
                 Some(task) => (task.open)(&opening, OpenedAlgorithm { algorithm, can_check }, reward, found),
                 None => (None, None),
@@ -122,7 +126,7 @@ fn open_environments(opening: &Opening<'_>, algorithm: &mut dyn OwnDataAlgorithm
     found.open("env", || algorithm.open_environments(&mut make)).is_some()
 }
 
-/// Fails if the configuration asks for threads as ranks and this is not one of them.
+/// Fails if the configuration asks for ranks that are threads, and this thread is not a rank.
 fn check_ranks(config: &RunConfig, ranks: &dyn Communicator) -> Result<()> {
     if config.ranks > 1 && ranks.world_size() == 1 {
         let problem = format!("`ranks: {}`: a trainer of several ranks is opened by `ranks::run`", config.ranks);

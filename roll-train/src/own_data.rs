@@ -33,23 +33,23 @@ struct OwnDataParts {
 }
 
 impl OwnDataParts {
-    /// Opens the network and connects it.
+    /// Opens the network, and connects it with the algorithm and the reward.
     fn open(
         opening: &Opening<'_>,
-        opened: OpenedAlgorithm<dyn OwnDataAlgorithm>,
+        opened_algorithm: OpenedAlgorithm<dyn OwnDataAlgorithm>,
         reward: Option<TrainedReward>,
         found: &mut Findings,
     ) -> (Self, Option<Network>) {
         let (loaded, config) = (opening.loaded, &opening.loaded.config);
         let reward = reward.map(|reward| reward.scorer);
-        let OpenedAlgorithm { mut algorithm, can_check } = opened;
+        let OpenedAlgorithm { mut algorithm, can_check } = opened_algorithm;
         let evaluation = Evaluation::of(loaded);
         let mut network = opening.network(found);
         if let Some(network) = &mut network {
             network.connect(algorithm.as_mut(), can_check, reward.as_deref(), config, found);
             found.open("evaluation", || evaluation.refuse_prompts(config, network));
         }
-        found.note("evaluation", || evaluation.unused(config));
+        found.note("evaluation", || evaluation.note_without_effect(config));
         let epochs = config.training.num_train_epochs;
         let steps_of_data = algorithm.steps_per_epoch().map(|steps| steps.saturating_mul(epochs));
         let steps = opening.steps(steps_of_data, found);
@@ -89,21 +89,23 @@ impl OpenedTask for OwnDataParts {
 struct Evaluation {
     /// Number of steps between validations.
     every: u64,
+    /// Whether `prompts` lists prompts to make videos of.
     has_prompts: bool,
-    /// Whether clips are to be evaluated.
-    has_clips: bool,
+    /// Whether the section has keys that concern evaluated clips. This kind of run evaluates no clips.
+    has_keys_for_clips: bool,
 }
 
 impl Evaluation {
+    /// Reads the keys from a configuration.
     fn of(loaded: &LoadedConfig) -> Self {
         let value = |key| loaded.declared_value("evaluation", key);
         let number = |key| value(key).and_then(Json::as_u64).unwrap_or_default();
         let is_listed = |key| value(key).and_then(Json::as_array).is_some_and(|list| !list.is_empty());
-        let stops = value("stop_when").is_some_and(|condition| !condition.is_null());
+        let has_stop_condition = value("stop_when").is_some_and(|condition| !condition.is_null());
         Self {
             every: number("every"),
             has_prompts: is_listed("prompts"),
-            has_clips: number("train_samples") > 0 || is_listed("check") || stops,
+            has_keys_for_clips: number("train_samples") > 0 || is_listed("check") || has_stop_condition,
         }
     }
 
@@ -119,9 +121,9 @@ impl Evaluation {
         Err(Error::config("evaluation.prompts", format!("{name} makes no videos; leave them out")))
     }
 
-    /// The note on keys that have no effect.
-    fn unused(&self, config: &RunConfig) -> Option<String> {
-        self.has_clips.then(|| {
+    /// The note on keys that have no effect; `None` without such keys.
+    fn note_without_effect(&self, config: &RunConfig) -> Option<String> {
+        self.has_keys_for_clips.then(|| {
             format!(
                 "`evaluation.train_samples`, `evaluation.check` and `evaluation.stop_when` have no effect: `{}` brings \
                  its own data, and generates no clips",
@@ -143,10 +145,10 @@ impl Task for OwnDataTask {
         &self.facts
     }
 
-    fn overview(&self, config: &RunConfig, going_on: &str) -> Vec<(&'static str, String)> {
+    fn overview(&self, config: &RunConfig, steps_suffix: &str) -> Vec<(&'static str, String)> {
         let mut lines = task::component_lines(config, "");
         let (steps, algorithm) = (self.facts.steps, &config.algo.name);
-        lines.push(("steps", format!("{steps}{going_on}; `{algorithm}` brings its own data")));
+        lines.push(("steps", format!("{steps}{steps_suffix}; `{algorithm}` brings its own data")));
         lines
     }
 
@@ -157,11 +159,12 @@ impl Task for OwnDataTask {
     }
 
     fn measure(&mut self, context: &mut TaskContext<'_>) -> Result<BTreeMap<String, f64>> {
-        task::validate(self.algorithm.as_mut(), true, context)
+        let is_kept = true;
+        task::validate(self.algorithm.as_mut(), is_kept, context)
     }
 
-    fn state(&self, saves: bool) -> Result<TaskState> {
-        task::state(self.algorithm.as_ref(), saves)
+    fn state(&self, is_writer: bool) -> Result<TaskState> {
+        task::state(self.algorithm.as_ref(), is_writer)
     }
 
     fn restore(&mut self, state: &TaskState) -> Result<()> {

@@ -5,9 +5,15 @@ use roll_core::{Model, Result};
 /// The metric with the norm of the parameters.
 pub(crate) const NORM: &str = "actor/param_norm";
 
-/// Most parameters whose norm and hash are computed, since each step copies all of them. A full training has more; LoRA
-/// of rank 32 on both experts of A14B has 306,708,480.
+/// Most parameters whose norm and hash are computed after each step. More would take too long, since all of them are
+/// copied for it. LoRA of rank 32 on both experts of A14B is below the limit, with 306,708,480; training all weights of
+/// a model is mostly above it.
 const MAX_SUMMED: usize = 1 << 29;
+/// Number of values in a part in which parameters are read. A larger tensor is one part.
+const VALUES_OF_PART: usize = 1 << 22;
+
+/// The prime of the 64-bit hash FNV-1a.
+const FNV_PRIME: u64 = 0x100_0000_01b3;
 
 /// Whether norm and hash are computed for a model with `count` parameters.
 const fn are_summed(count: usize) -> bool {
@@ -19,7 +25,7 @@ const fn are_summed(count: usize) -> bool {
 pub(crate) struct ParameterSums {
     /// Sum of the squares.
     squares: f64,
-    /// Equal hashes mean equal parameters.
+    /// A hash of all values, by which a change is noticed.
     pub(crate) hash: u64,
 }
 
@@ -30,7 +36,6 @@ impl ParameterSums {
             return Ok(None);
         }
         let mut sums = Self::default();
-        const VALUES_OF_PART: usize = 1 << 22;
         for_each_part(model, VALUES_OF_PART, |values| sums.add(values))?;
         Ok(Some(sums))
     }
@@ -40,19 +45,20 @@ impl ParameterSums {
         self.squares.sqrt()
     }
 
+    /// Adds the values of further parameters.
     fn add(&mut self, values: &[f32]) {
         for value in values {
             self.squares += f64::from(*value).powi(2);
             // FNV-1a over words. Each step is a bijection, so a change of one value always changes the hash.
-            self.hash = (self.hash ^ u64::from(value.to_bits())).wrapping_mul(0x100_0000_01b3);
+            self.hash = (self.hash ^ u64::from(value.to_bits())).wrapping_mul(FNV_PRIME);
         }
     }
 }
 
 /// Calls `f` with all parameters, in their order in the flat layout. If the model can read single tensors, each call
-/// has several whole tensors of at most `most` values together, or one larger tensor. Otherwise there is one call with
-/// all values. All ranks must call this.
-pub(crate) fn for_each_part(model: &mut dyn Model, most: usize, mut f: impl FnMut(&[f32])) -> Result<()> {
+/// has several whole tensors of at most `max_values` values together, or one larger tensor. Otherwise there is one call
+/// with all values. All ranks must call this.
+pub(crate) fn for_each_part(model: &mut dyn Model, max_values: usize, mut f: impl FnMut(&[f32])) -> Result<()> {
     let lengths: Vec<usize> = model.parameters().iter().map(|spec| spec.len()).collect();
     let Some(parts) = model.parts() else {
         let mut values = vec![0.0; lengths.iter().sum()];
@@ -64,7 +70,7 @@ pub(crate) fn for_each_part(model: &mut dyn Model, most: usize, mut f: impl FnMu
     let mut first_tensor = 0;
     while first_tensor < lengths.len() {
         let (mut end, mut length) = (first_tensor + 1, lengths[first_tensor]);
-        while end < lengths.len() && length + lengths[end] <= most {
+        while end < lengths.len() && length + lengths[end] <= max_values {
             length += lengths[end];
             end += 1;
         }

@@ -5,11 +5,11 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use roll_core::{Communicator, Result};
 
-/// A count with its noun, whose singular is `one`: `3 clips`, `1 clip`.
-pub fn counted(count: u64, one: &str) -> String {
+/// A count with its noun: `3 clips`, `1 clip`.
+pub fn counted(count: u64, singular: &str) -> String {
     match count {
-        1 => format!("1 {one}"),
-        count => format!("{count} {one}s"),
+        1 => format!("1 {singular}"),
+        count => format!("{count} {singular}s"),
     }
 }
 
@@ -36,7 +36,7 @@ pub fn grouped(number: u64) -> String {
     text
 }
 
-/// A number of epochs, with two significant digits.
+/// A number of epochs, with two decimals below 1, and with one from 1 on.
 pub fn epochs(epochs: f64) -> String {
     if epochs < 1.0 { format!("{epochs:.2}") } else { format!("{epochs:.1}") }
 }
@@ -114,23 +114,25 @@ pub struct StoppableBar {
     bar: Box<dyn Bar>,
     stop: StopSignal,
     /// Whether the work may stop between any two phases.
-    anywhere: bool,
+    may_stop_between_phases: bool,
 }
 
 impl StoppableBar {
-    /// Begins work of `total` units. The bar is shown if `shown` is true, as on rank 0. With `anywhere`, the work may
-    /// stop between any two phases; otherwise only where it asks [`StoppableBar::is_asked_to_stop`].
-    pub fn begin(session: &RunSession, total: u64, unit: &str, shown: bool, anywhere: bool) -> Self {
-        let bar = if shown { session.display.begin(total, unit) } else { Box::new(Hidden) };
-        Self { bar, stop: session.stop.clone(), anywhere }
+    /// Begins work of `total` units. The bar is shown if `is_shown` is true, as on rank 0. With
+    /// `may_stop_between_phases`, the work may stop between any two phases; otherwise only where it asks
+    /// [`StoppableBar::is_asked_to_stop`].
+    pub fn begin(session: &RunSession, total: u64, unit: &str, is_shown: bool, may_stop_between_phases: bool) -> Self {
+        let bar = if is_shown { session.display.begin(total, unit) } else { Box::new(Hidden) };
+        Self { bar, stop: session.stop.clone(), may_stop_between_phases }
     }
 
-    /// Whether any rank was asked to stop. A collective, because signals do not reach all ranks at the same time, and
-    /// they must agree.
+    /// Whether any rank was asked to stop. All ranks must call it: signals do not reach all ranks at the same time, and
+    /// the ranks must agree.
     pub fn is_asked_to_stop(&self, ranks: &dyn Communicator) -> Result<bool> {
-        let mut asked = [f32::from(u8::from(self.stop.is_asked()))];
-        ranks.all_reduce(&mut asked)?;
-        Ok(asked[0] > 0.0)
+        let is_asked: f32 = if self.stop.is_asked() { 1.0 } else { 0.0 };
+        let mut asked_ranks = [is_asked];
+        ranks.all_reduce(&mut asked_ranks)?;
+        Ok(asked_ranks[0] > 0.0)
     }
 
     /// Shows that `done` units are done.
@@ -150,7 +152,7 @@ impl roll_core::Progress for StoppableBar {
     }
 
     fn interrupted(&self) -> bool {
-        self.anywhere && self.stop.is_asked()
+        self.may_stop_between_phases && self.stop.is_asked()
     }
 }
 

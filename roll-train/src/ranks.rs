@@ -7,14 +7,13 @@ use roll_core::{Communicator, Error, RanksError, Result, ThreadRanks};
 use crate::config::RunConfig;
 
 /// Bytes of the stack of each thread: the size of the main thread's stack on Linux.
-const STACK: usize = 8 << 20;
-/// Number of ranks for each core above which a warning is logged. The demo has four ranks, which must not warn on one
-/// core.
-const MOST_PER_CORE: usize = 4;
+const STACK_BYTES: usize = 8 << 20;
+/// Largest number of ranks for each core without a warning. The demo has four ranks, and must not warn on one core.
+const MAX_PER_CORE: usize = 4;
 /// Beginning of the names of a rank's threads. The number of the rank follows.
-const THREAD: &str = "rank ";
+const THREAD_PREFIX: &str = "rank ";
 /// Timeout of collectives until the strategy sets its own.
-const PATIENCE: std::time::Duration = std::time::Duration::from_secs(1800);
+const FIRST_TIMEOUT: std::time::Duration = std::time::Duration::from_secs(1800);
 
 /// The number of ranks of this process: [`RunConfig::ranks`], or one if the process itself is one of the ranks of a
 /// `job` of several processes.
@@ -28,15 +27,15 @@ pub fn of_process(config: &RunConfig, job: &dyn Communicator) -> usize {
 /// Returns the rank that this thread works for, if [`run`] started it.
 pub fn of_thread() -> Option<usize> {
     let thread = std::thread::current();
-    thread.name()?.strip_prefix(THREAD)?.split(',').next()?.parse().ok()
+    thread.name()?.strip_prefix(THREAD_PREFIX)?.split(',').next()?.parse().ok()
 }
 
 /// Runs `f` on every rank of this process, and returns the result of rank 0. `f` receives the communicator of its rank,
 /// for its [`roll_core::BuildContext`]. `job` is the communicator of this process.
 ///
 /// If the process has one rank ([`of_process`]), `f` is called here with `job`. Otherwise each rank is a thread with an
-/// equal share of the threads of rayon's pool. If one rank fails, and others because of it, the error of that one is
-/// returned.
+/// equal share of the threads of rayon's pool. If one rank fails, and other ranks fail because of it, the error of the
+/// first one is returned.
 pub fn run<T: Send>(
     config: &RunConfig,
     job: Arc<dyn Communicator>,
@@ -48,28 +47,28 @@ pub fn run<T: Send>(
     }
     warn_of_many(ranks);
     let threads = (rayon::current_num_threads() / ranks).max(1);
-    let results = ThreadRanks::run(ranks, PATIENCE, |communicator| {
+    let results = ThreadRanks::run(ranks, FIRST_TIMEOUT, |communicator| {
         let rank = communicator.rank().0;
         let pool = rayon::ThreadPoolBuilder::new()
             .num_threads(threads)
-            .stack_size(STACK)
-            .thread_name(move |i| format!("{THREAD}{rank}, thread {i}"));
+            .stack_size(STACK_BYTES)
+            .thread_name(move |i| format!("{THREAD_PREFIX}{rank}, thread {i}"));
         let pool = pool.build().map_err(Error::failed("the threads of a rank cannot be started"))?;
         pool.install(|| f(communicator))
     });
     of_rank_0(results)
 }
 
-/// Warns if `ranks` threads as ranks are too many for the cores of this machine.
+/// Logs a warning if `ranks` ranks are too many for the cores of this machine.
 pub(crate) fn warn_of_many(ranks: usize) {
     let cores = rayon::current_num_threads();
-    if ranks > MOST_PER_CORE * cores {
+    if ranks > MAX_PER_CORE * cores {
         tracing::warn!("{ranks} ranks share {cores} threads: each has a copy of the networks, and none is faster");
     }
 }
 
-/// The result of rank 0 if no rank failed. Otherwise the first error that is not about other ranks, since that one made
-/// the others fail, or else the first error.
+/// The result of rank 0 if no rank failed. Otherwise the first error that is not about the failure of another rank,
+/// since this error made the other ranks fail. Without such an error, the first error.
 fn of_rank_0<T>(mut results: Vec<Result<T>>) -> Result<T> {
     let is_cause = |result: &Result<T>| result.as_ref().is_err_and(|error| RanksError::within(error).is_none());
     let cause = results.iter().position(is_cause);
@@ -112,9 +111,9 @@ mod tests {
 
     #[test]
     fn ranks_of_a_job_are_not_divided_further() {
-        let found = ThreadRanks::run(3, PATIENCE, |job| run(&with(2), job, |own| Ok(own.world_size())));
+        let found = ThreadRanks::run(3, FIRST_TIMEOUT, |job| run(&with(2), job, |own| Ok(own.world_size())));
         assert!(found.into_iter().all(|world| world.unwrap() == 3));
-        let found = ThreadRanks::run(3, PATIENCE, |job| Ok(of_process(&with(2), job.as_ref())));
+        let found = ThreadRanks::run(3, FIRST_TIMEOUT, |job| Ok(of_process(&with(2), job.as_ref())));
         assert!(found.into_iter().all(|ranks| ranks.unwrap() == 1));
         assert_eq!(of_process(&with(2), &SingleRank), 2);
     }

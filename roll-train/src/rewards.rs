@@ -11,7 +11,7 @@ use roll_external::Fingerprint;
 
 use crate::config::LoadedConfig;
 
-/// The configured rewards as one; `None` without a reward.
+/// Opens the configured rewards as one scorer; `None` if no reward is configured.
 pub fn reward(
     loaded: &LoadedConfig,
     registry: &Registry,
@@ -20,7 +20,7 @@ pub fn reward(
     Ok(TrainedReward::open(&loaded.config.reward, registry, context)?.map(|reward| reward.scorer))
 }
 
-/// The configured rewards as one.
+/// The configured rewards as one scorer, and which of them reads its reference.
 pub struct TrainedReward {
     /// The only reward if its weight is 1, otherwise the weighted sum.
     pub scorer: Box<dyn RewardScorer>,
@@ -29,36 +29,42 @@ pub struct TrainedReward {
 }
 
 impl TrainedReward {
-    /// Opens the rewards of `components`; `None` without a reward.
+    /// Opens the rewards of `components`; `None` if there are no components.
     pub fn open(components: &[RewardComponent], registry: &Registry, context: &BuildContext) -> Result<Option<Self>> {
         let mut parts = scorers(Kind::Reward.section(), components, registry, context)?;
         let reader = parts.iter().find(|(_, scorer)| scorer.reads_reference());
         let reference_reader = reader.map(|(_, scorer)| scorer.name().to_string());
-        let scorer = match parts.len() {
-            0 => return Ok(None),
-            1 if parts[0].0 == 1.0 => parts.remove(0).1,
-            _ => Box::new(WeightedSum::new(parts)?),
+        if parts.is_empty() {
+            return Ok(None);
+        }
+        let needs_no_sum = matches!(parts.as_slice(), [(weight, _)] if *weight == 1.0);
+        let scorer: Box<dyn RewardScorer> = if needs_no_sum {
+            let (_, scorer) = parts.remove(0);
+            scorer
+        } else {
+            Box::new(WeightedSum::new(parts)?)
         };
         Ok(Some(Self { scorer, reference_reader }))
     }
 }
 
-/// A reward and its weight.
-pub type Weighted = (f64, Box<dyn RewardScorer>);
+/// A weight, and the scorer that it multiplies.
+pub type WeightedScorer = (f64, Box<dyn RewardScorer>);
 
-/// Makes the rewards of the list at `key`.
+/// Makes the scorers of the list of rewards at the configuration key `key`.
 pub fn scorers(
     key: &str,
     components: &[RewardComponent],
     registry: &Registry,
     context: &BuildContext,
-) -> Result<Vec<Weighted>> {
-    let scorer = |(i, component): (usize, &RewardComponent)| {
+) -> Result<Vec<WeightedScorer>> {
+    let mut scorers = Vec::with_capacity(components.len());
+    for (i, component) in components.iter().enumerate() {
         let scorer = registry.reward(&component.name, &component.options, context);
         let scorer = scorer.while_doing(|| format!("setting up {key}.{i} (`{}`)", component.name))?;
-        Ok((component.weight, scorer))
-    };
-    components.iter().enumerate().map(scorer).collect()
+        scorers.push((component.weight, scorer));
+    }
+    Ok(scorers)
 }
 
 /// Labels for `names`: the second and later occurrences of a name are numbered, from 2.
@@ -82,10 +88,12 @@ pub fn numbered<'a>(names: impl Iterator<Item = &'a str>) -> Vec<String> {
 /// - `error` is an error.
 /// - A number enters the sum without gradient.
 struct WeightedSum {
+    /// The labels of the parts, such as `brightness + brightness_2`.
     name: String,
     parts: Vec<Part>,
 }
 
+/// A scorer of the sum, with its weight.
 struct Part {
     /// The scorer's name, numbered if it occurs more than once.
     label: String,
@@ -94,11 +102,16 @@ struct Part {
 }
 
 impl Part {
-    /// The term of a part that has nothing to score: its substitute value, or `None` if its weight is 0. Fails if there
-    /// is no sum: with [`Error::NothingToScore`] for `skip`, with another error for `error`.
+    /// Whether the part is a term of the sum. A part of weight 0 is scored for the log only.
+    fn is_summed(&self) -> bool {
+        self.weight != 0.0
+    }
+
+    /// The value of a part that has nothing to score: its substitute value, or `None` if its weight is 0. Fails if
+    /// there can be no sum without the part: with [`Error::NothingToScore`] for `skip`, with another error for `error`.
     fn without_score(&self, reason: &str) -> Result<Option<f64>> {
         match self.scorer.on_missing() {
-            _ if self.weight == 0.0 => Ok(None),
+            _ if !self.is_summed() => Ok(None),
             OnMissing::Value(value) => Ok(Some(value)),
             OnMissing::Skip => Err(Error::nothing_to_score(format!("{}: {reason}", self.label))),
             OnMissing::Error => {
@@ -110,15 +123,16 @@ impl Part {
     }
 }
 
-/// The name of a tensor of the target. It holds the reason, as UTF-8, why the reference has nothing that part `i` could
-/// compare with. Parts' own tensors never have this name.
+/// The name of the tensor, in the target of the sum, that replaces the tensors of part `i` if its scorer has nothing to
+/// score in the reference. The tensor holds the reason as UTF-8. Tensors of the parts begin with a number (see
+/// [`target_of_part`]), so they never have this name.
 fn missing_reason_name(i: usize) -> String {
     format!("nothing/{i}")
 }
 
 impl WeightedSum {
     /// Creates the sum of `parts`. Fails if a weight is not finite or if all are 0.
-    fn new(parts: Vec<Weighted>) -> Result<Self> {
+    fn new(parts: Vec<WeightedScorer>) -> Result<Self> {
         if let Some((weight, scorer)) = parts.iter().find(|(weight, _)| !weight.is_finite()) {
             return Err(Error::NonFinite { what: format!("the weight of `{}`", scorer.name()), value: *weight });
         }
@@ -132,58 +146,77 @@ impl WeightedSum {
     }
 }
 
-/// The target of part `i`, from the target of the sum.
+/// The target of part `i`, from the target of the sum, in which the names of its tensors begin with `i/`.
 fn target_of_part(i: usize, target: &Target) -> Target {
     let prefix = format!("{i}/");
-    let part = target.tensors.iter().filter_map(|(k, t)| Some((k.strip_prefix(&prefix)?.to_string(), t.clone())));
-    Target { tensors: part.collect(), columns: target.columns.clone() }
+    let own_tensor =
+        |(name, tensor): (&String, &Tensor)| Some((name.strip_prefix(&prefix)?.to_string(), tensor.clone()));
+    Target { tensors: target.tensors.iter().filter_map(own_tensor).collect(), columns: target.columns.clone() }
 }
 
 /// The outcome of scoring a video with one part.
 enum PartScore {
-    /// The part was not called, because the reference has nothing to compare with, for this reason.
-    Without(String),
-    /// The part was called, and took this long.
-    Scored { outcome: Result<(Score, Option<Pullback>)>, seconds: f64 },
+    /// The part's scorer was not called, because it has nothing to score in the reference, for this reason.
+    NotCalled(String),
+    /// The part's scorer was called, and took `seconds`.
+    Called { outcome: Result<(Score, Option<Pullback>)>, seconds: f64 },
+}
+
+impl Part {
+    /// `grad` for a part that is differentiated, [`Grad::Skip`] for a part of weight 0.
+    fn grad(&self, grad: Grad) -> Grad {
+        if self.is_summed() { grad } else { Grad::Skip }
+    }
+
+    /// Scores a video with this part, which is part `i` of the sum. `target` is the target of the sum.
+    fn score(&mut self, i: usize, video: &Video, prompt: &str, target: &Target, grad: Grad) -> PartScore {
+        if let Some(reason) = target.tensors.get(&missing_reason_name(i)) {
+            return PartScore::NotCalled(String::from_utf8_lossy(reason.as_bytes()).into_owned());
+        }
+        let own_target = target_of_part(i, target);
+        let own_grad = self.grad(grad);
+        let start = Instant::now();
+        let outcome = self.scorer.score(video, prompt, &own_target, own_grad);
+        PartScore::Called { outcome, seconds: start.elapsed().as_secs_f64() }
+    }
+}
+
+/// A part on its way to a thread that scores a video with it.
+struct PartTask<'a> {
+    /// The position of the part in the sum.
+    i: usize,
+    part: &'a mut Part,
+    /// `None` until the part is scored.
+    score: Option<PartScore>,
 }
 
 impl WeightedSum {
-    /// Scores the video with every part. Parts that compute elsewhere run concurrently.
+    /// Scores the video with every part, in the order of the parts. Parts that compute elsewhere run concurrently with
+    /// each other and with the remaining parts, which run one after the other on this thread.
     fn score_parts(&mut self, video: &Video, prompt: &str, target: &Target, grad: Grad) -> Vec<PartScore> {
-        let score_part = |i: usize, part: &mut Part| {
-            if let Some(reason) = target.tensors.get(&missing_reason_name(i)) {
-                return PartScore::Without(String::from_utf8_lossy(reason.as_bytes()).into_owned());
-            }
-            let part_target = target_of_part(i, target);
-            let (begun, part_grad) = (Instant::now(), if part.weight != 0.0 { grad } else { Grad::Skip });
-            let outcome = part.scorer.score(video, prompt, &part_target, part_grad);
-            PartScore::Scored { outcome, seconds: begun.elapsed().as_secs_f64() }
-        };
-        let parts = self.parts.iter_mut().enumerate().map(|(i, part)| (i, part, None));
-        let (mut elsewhere, mut here): (Vec<_>, Vec<_>) = parts.partition(|(_, part, _)| part.scorer.is_elsewhere());
-        let score = |(i, part, scored): &mut (usize, &mut Part, Option<PartScore>)| {
-            *scored = Some(score_part(*i, part));
+        let tasks = self.parts.iter_mut().enumerate().map(|(i, part)| PartTask { i, part, score: None });
+        let (mut elsewhere, mut here): (Vec<_>, Vec<_>) = tasks.partition(|task| task.part.scorer.is_elsewhere());
+        let score = |task: &mut PartTask<'_>| {
+            task.score = Some(task.part.score(task.i, video, prompt, target, grad));
         };
         let threads = elsewhere.len();
-        threads::beside(&mut elsewhere, threads, score, || here.iter_mut().for_each(score));
+        threads::in_parallel_with(&mut elsewhere, threads, score, || here.iter_mut().for_each(score));
         let mut all = elsewhere;
         all.extend(here);
-        all.sort_by_key(|(i, ..)| *i);
-        all.into_iter().filter_map(|(.., scored)| scored).collect()
+        all.sort_by_key(|task| task.i);
+        all.into_iter().filter_map(|task| task.score).collect()
     }
 
     /// The sum of the parts' scores of a video whose frames have the shape `shape`, and its pullback.
     ///
     /// Details: `<part>` is the score before weighting, `<part>/<detail>` the part's own details, `time/<part>` its
     /// seconds.
-    fn sum(&self, scored: Vec<PartScore>, shape: Vec<usize>, grad: Grad) -> Result<(Score, Option<Pullback>)> {
+    fn sum(&self, part_scores: Vec<PartScore>, shape: Vec<usize>, grad: Grad) -> Result<(Score, Option<Pullback>)> {
         let (mut sum, mut details, mut pullbacks) = (0.0, BTreeMap::new(), Vec::new());
-        for (part, scored) in self.parts.iter().zip(scored) {
-            let is_summed = part.weight != 0.0;
-            let part_grad = if is_summed { grad } else { Grad::Skip };
-            let (score, pullback) = match scored {
-                PartScore::Without(reason) => (Score::Missing { reason }, None),
-                PartScore::Scored { outcome, seconds } => {
+        for (part, part_score) in self.parts.iter().zip(part_scores) {
+            let (score, pullback) = match part_score {
+                PartScore::NotCalled(reason) => (Score::Missing { reason }, None),
+                PartScore::Called { outcome, seconds } => {
                     details.insert(format!("time/{}", part.label), seconds);
                     outcome.while_doing(|| format!("scoring with the reward `{}`", part.label))?
                 }
@@ -191,10 +224,10 @@ impl WeightedSum {
             let value = match score.finite_or_missing(&part.label) {
                 Score::Value { value, details: part_details } => {
                     details.extend(part_details.into_iter().map(|(k, v)| (format!("{}/{k}", part.label), v)));
-                    if part_grad.is_on() {
-                        let missing =
+                    if part.grad(grad).is_on() {
+                        let no_pullback =
                             || Error::Misuse(format!("the reward `{}` returned no pullback for its score", part.label));
-                        pullbacks.push((part.weight, pullback.ok_or_else(missing)?));
+                        pullbacks.push((part.weight, pullback.ok_or_else(no_pullback)?));
                     }
                     value
                 }
@@ -206,11 +239,12 @@ impl WeightedSum {
                 },
             };
             details.insert(part.label.clone(), value);
-            if is_summed {
+            if part.is_summed() {
                 sum += part.weight * value;
             }
         }
-        let pullback = grad.is_on().then(|| Pullback::new(move |cotangent| pull(pullbacks, shape, cotangent)));
+        let pull_back = move |cotangent: &Tensor| weighted_gradient(pullbacks, shape, cotangent);
+        let pullback = grad.is_on().then(|| Pullback::new(pull_back));
         Ok((Score::Value { value: sum, details }, pullback))
     }
 }
@@ -222,7 +256,7 @@ impl RewardScorer for WeightedSum {
 
     /// The measure of the parts, if all parts with a weight have the same one.
     fn measures(&self) -> Measure {
-        let mut measures = self.parts.iter().filter(|p| p.weight != 0.0).map(|p| p.scorer.measures());
+        let mut measures = self.parts.iter().filter(|part| part.is_summed()).map(|part| part.scorer.measures());
         let first = measures.next().unwrap_or_default();
         match measures.all(|other| other.label == first.label) {
             true => first,
@@ -231,11 +265,11 @@ impl RewardScorer for WeightedSum {
     }
 
     fn terms(&self) -> Vec<(String, f64)> {
-        self.parts.iter().filter(|p| p.weight != 0.0).map(|p| (p.label.clone(), p.weight)).collect()
+        self.parts.iter().filter(|part| part.is_summed()).map(|part| (part.label.clone(), part.weight)).collect()
     }
 
     fn differentiable(&self) -> bool {
-        self.parts.iter().all(|p| p.weight == 0.0 || p.scorer.differentiable())
+        self.parts.iter().all(|part| !part.is_summed() || part.scorer.differentiable())
     }
 
     fn reads_reference(&self) -> bool {
@@ -245,20 +279,21 @@ impl RewardScorer for WeightedSum {
     fn prepare(&mut self, reference: &Video) -> Result<Target> {
         let mut tensors = BTreeMap::new();
         for (i, part) in self.parts.iter_mut().enumerate() {
-            let error = match part.scorer.prepare(reference) {
+            match part.scorer.prepare(reference) {
                 Ok(part_target) => {
                     let named = part_target.tensors.into_iter().map(|(name, tensor)| (format!("{i}/{name}"), tensor));
                     tensors.extend(named);
-                    continue;
                 }
-                Err(error) => error,
-            };
-            let Some(reason) = error.missing_reason() else {
-                return Err(error).while_doing(|| format!("preparing the reward `{}`", part.label));
-            };
-            // When the sum is scored, the part is left out or counts with its substitute value.
-            part.without_score(reason)?;
-            tensors.insert(missing_reason_name(i), Tensor::new(reason.as_bytes().to_vec(), [reason.len()])?);
+                Err(error) => {
+                    let Some(reason) = error.missing_reason() else {
+                        return Err(error).while_doing(|| format!("preparing the reward `{}`", part.label));
+                    };
+                    // Fails if there can be no sum without this part. Otherwise the tensor makes `Part::score` leave
+                    // the scorer uncalled.
+                    part.without_score(reason)?;
+                    tensors.insert(missing_reason_name(i), Tensor::new(reason.as_bytes().to_vec(), [reason.len()])?);
+                }
+            }
         }
         Ok(Target::of(tensors))
     }
@@ -271,8 +306,8 @@ impl RewardScorer for WeightedSum {
         self.parts.iter().any(|part| part.scorer.compares())
     }
 
-    /// Parts that do not compare score one video after the other, before the parts that compare are called, because
-    /// these may wait, such as for a person.
+    /// First, every part scores one video after the other; parts that compare have no such score. Then the parts that
+    /// compare score the group. They come last because they may wait, such as for a person.
     fn score_group(
         &mut self,
         videos: &[Video],
@@ -280,19 +315,24 @@ impl RewardScorer for WeightedSum {
         target: &Target,
         progress: &dyn Progress,
     ) -> Result<Vec<Score>> {
-        let mut scored: Vec<_> = videos.iter().map(|v| self.score_parts(v, prompt, target, Grad::Skip)).collect();
+        // The scores of the parts, for each video.
+        let mut part_scores: Vec<Vec<PartScore>> =
+            videos.iter().map(|video| self.score_parts(video, prompt, target, Grad::Skip)).collect();
         for (i, part) in self.parts.iter_mut().enumerate().filter(|(_, part)| part.scorer.compares()) {
-            let begun = Instant::now();
-            let scores = part.scorer.score_group(videos, prompt, &target_of_part(i, target), progress);
-            let scores = scores.while_doing(|| format!("scoring with the reward `{}`", part.label))?;
-            let seconds = begun.elapsed().as_secs_f64() / videos.len() as f64;
-            for (parts, score) in scored.iter_mut().zip(scores) {
-                parts[i] = PartScore::Scored { outcome: Ok((score, None)), seconds };
+            let start = Instant::now();
+            let group_scores = part.scorer.score_group(videos, prompt, &target_of_part(i, target), progress);
+            let group_scores = group_scores.while_doing(|| format!("scoring with the reward `{}`", part.label))?;
+            let seconds = start.elapsed().as_secs_f64() / videos.len() as f64;
+            for (scores_of_video, score) in part_scores.iter_mut().zip(group_scores) {
+                scores_of_video[i] = PartScore::Called { outcome: Ok((score, None)), seconds };
             }
         }
-        let sums = scored.into_iter().zip(videos);
-        let sums = sums.map(|(parts, v)| Ok(self.sum(parts, v.frames().shape().to_vec(), Grad::Skip)?.0));
-        sums.collect()
+        let mut sums = Vec::with_capacity(videos.len());
+        for (scores_of_video, video) in part_scores.into_iter().zip(videos) {
+            let (score, _) = self.sum(scores_of_video, video.frames().shape().to_vec(), Grad::Skip)?;
+            sums.push(score);
+        }
+        Ok(sums)
     }
 
     fn target_key(&self) -> Result<Option<String>> {
@@ -308,7 +348,7 @@ impl RewardScorer for WeightedSum {
 
     fn score(&mut self, video: &Video, prompt: &str, target: &Target, grad: Grad) -> Result<(Score, Option<Pullback>)> {
         if grad.is_on() {
-            let undifferentiable = self.parts.iter().find(|p| p.weight != 0.0 && !p.scorer.differentiable());
+            let undifferentiable = self.parts.iter().find(|part| part.is_summed() && !part.scorer.differentiable());
             if let Some(Part { label, weight, .. }) = undifferentiable {
                 let problem = format!(
                     "`{label}` (weight {weight}) has no gradient; give it weight 0 to only log it, or leave it out"
@@ -316,27 +356,28 @@ impl RewardScorer for WeightedSum {
                 return Err(Error::config(Kind::Reward.section(), problem));
             }
         }
-        let scored = self.score_parts(video, prompt, target, grad);
-        self.sum(scored, video.frames().shape().to_vec(), grad)
+        let part_scores = self.score_parts(video, prompt, target, grad);
+        self.sum(part_scores, video.frames().shape().to_vec(), grad)
     }
 }
 
-/// The sum of the parts' gradients, by their weights.
-fn pull(pullbacks: Vec<(f64, Pullback)>, shape: Vec<usize>, cotangent: &Tensor) -> Result<Tensor> {
+/// The gradient of the sum of weighted scores with respect to the frames, which have the shape `shape`, multiplied by
+/// `cotangent`. `pullbacks` has the weight and the pullback of each part that is differentiated.
+fn weighted_gradient(pullbacks: Vec<(f64, Pullback)>, shape: Vec<usize>, cotangent: &Tensor) -> Result<Tensor> {
     let cotangent = f64::from(cotangent.item()?);
     let mut sum: Option<Vec<f32>> = None;
     for (weight, pullback) in pullbacks {
-        let part = pullback.pull(&Tensor::scalar((cotangent * weight) as f32))?;
-        if part.shape() != shape {
+        let gradient = pullback.pull(&Tensor::scalar((cotangent * weight) as f32))?;
+        if gradient.shape() != shape {
             return Err(Error::shape(
                 "cotangent of the frames, of a part of the reward",
                 format!("{shape:?}"),
-                part.shape(),
+                gradient.shape(),
             ));
         }
         match &mut sum {
-            None => sum = Some(part.to_f32_vec()),
-            Some(sum) => sum.iter_mut().zip(part.f32s()?).for_each(|(s, p)| *s += p),
+            None => sum = Some(gradient.to_f32_vec()),
+            Some(sum) => sum.iter_mut().zip(gradient.f32s()?).for_each(|(sum, value)| *sum += value),
         }
     }
     match sum {

@@ -1,4 +1,5 @@
-//! A run from its configuration to its results, and the same described by a Rust program.
+//! [`Run`] trains from a checked configuration to the results. [`RunBuilder`] makes such a configuration in a Rust
+//! program.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
@@ -19,17 +20,19 @@ pub struct Run<'a> {
     loaded: LoadedConfig,
     registry: &'a Registry,
     context: BuildContext,
+    /// See [`Run::each_rank`].
     adapt: Option<Adapt>,
     destination: Destination,
-    /// The run directory that rank 0 made.
-    made: OnceLock<RunDir>,
+    /// The run directory, once rank 0 has created it.
+    created: OnceLock<RunDir>,
 }
 
-/// Changes the context of a rank.
+/// A function that changes the context of a rank.
 pub type Adapt = fn(BuildContext) -> Result<BuildContext>;
 
+/// Where the run writes.
 enum Destination {
-    /// A new directory; by default one below `output_dir` that does not exist yet.
+    /// This new directory, or else one below `output_dir` that does not exist yet.
     New(Option<PathBuf>),
     /// The directory of a run to resume.
     Resumed(RunDir),
@@ -43,7 +46,7 @@ impl<'a> Run<'a> {
 
     /// A run of this configuration, whose components are made in `context`.
     pub fn new(loaded: LoadedConfig, registry: &'a Registry, context: BuildContext) -> Self {
-        Self { loaded, registry, context, adapt: None, destination: Destination::New(None), made: OnceLock::new() }
+        Self { loaded, registry, context, adapt: None, destination: Destination::New(None), created: OnceLock::new() }
     }
 
     /// Writes to the new directory `dir` instead of one below `output_dir`.
@@ -57,6 +60,7 @@ impl<'a> Run<'a> {
         Self { adapt: Some(adapt), ..self }
     }
 
+    /// The context of the rank whose communicator is `ranks`.
     fn context_of(&self, ranks: Arc<dyn Communicator>) -> Result<BuildContext> {
         let context = BuildContext { ranks, ..self.context.clone() };
         match self.adapt {
@@ -84,32 +88,37 @@ impl<'a> Run<'a> {
                 return Ok(dir.path().into());
             }
             Destination::New(Some(path)) => path.clone(),
-            Destination::New(None) => unused(&config.output_dir, config.experiment()),
+            Destination::New(None) => unused_path(&config.output_dir, config.experiment()),
         };
-        RunDir::would_create(&path).map(|()| path)
+        RunDir::check_creation(&path)?;
+        Ok(path)
     }
 
-    /// Trains, on every rank of this process, and returns the results. The run directory is made once data and networks
-    /// are open; after an error of the user before the end of the first step it is removed.
+    /// Trains, on every rank of this process, and returns the results. The run directory is created once data and
+    /// networks are open. It is removed again if the run fails before the end of the first step by a mistake of the
+    /// user.
     pub fn train(&self) -> Result<RunSummary> {
         self.train_in(|_| Ok(RunSession::default()))
     }
 
-    /// As [`Run::train`]; `session`, called on every rank before the first step, shows the progress and may stop the
-    /// run.
-    pub fn train_in(&self, session: impl Fn(&dyn Communicator) -> Result<RunSession> + Sync) -> Result<RunSummary> {
-        let ended =
-            ranks::run(&self.loaded.config, self.context.ranks.clone(), |ranks| self.train_rank(ranks, &session));
+    /// As [`Run::train`], with sessions that show the progress and may stop the run. Every rank calls `begin_session`
+    /// before its first step.
+    pub fn train_in(
+        &self,
+        begin_session: impl Fn(&dyn Communicator) -> Result<RunSession> + Sync,
+    ) -> Result<RunSummary> {
+        let result =
+            ranks::run(&self.loaded.config, self.context.ranks.clone(), |ranks| self.train_rank(ranks, &begin_session));
         // If another rank found the error first, rank 0 did not know that it is the user's.
-        if let (Err(error), Some(dir)) = (&ended, self.made.get())
+        if let (Err(error), Some(dir)) = (&result, self.created.get())
             && error.fault() == Fault::User
         {
             dir.discard_beginning()?;
         }
-        ended
+        result
     }
 
-    /// Opens everything that the run needs before its first step, and goes on after a problem. Weights are not read.
+    /// Opens everything that the run needs before its first step, and continues after a problem. Weights are not read.
     /// Without `has_model`, the model and the parts that need it are not opened. Returns the opened parts, and the
     /// findings with their sections.
     pub fn check(&self, has_model: bool) -> Result<(Checked, Vec<(&'static str, Finding)>)> {
@@ -119,16 +128,18 @@ impl<'a> Run<'a> {
             open_check(&self.loaded, self.registry, &context, has_model)
         };
         let division = self.registry.division(&config.strategy.name, &config.strategy.options);
-        match (ranks::of_process(config, job.as_ref()), division) {
-            // One rank opens for all, because all would open the same: a rank of A14B's LoRA takes 3 GB.
-            (ranks, Ok(division)) if ranks > 1 && division.token_ranks <= 1 => {
-                ranks::warn_of_many(ranks);
-                open(Arc::new(FirstRank(ranks)))
-            }
-            _ => ranks::run(config, job.clone(), open),
+        let rank_count = ranks::of_process(config, job.as_ref());
+        let open_the_same = division.is_ok_and(|division| division.token_ranks <= 1);
+        if rank_count > 1 && open_the_same {
+            // One rank opens for all: a rank of A14B's LoRA takes 3 GB.
+            ranks::warn_of_many(rank_count);
+            open(Arc::new(FirstRank(rank_count)))
+        } else {
+            ranks::run(config, job.clone(), open)
         }
     }
 
+    /// Trains on the rank whose communicator is `ranks`.
     fn train_rank(
         &self,
         ranks: Arc<dyn Communicator>,
@@ -140,9 +151,8 @@ impl<'a> Run<'a> {
             Destination::Resumed(dir) => Some(dir),
             Destination::New(_) => None,
         };
-        // The lock is taken before the networks are opened, which takes minutes. Meanwhile another process could train
-        // this run further.
-        let locked = match resumed {
+        // Opening the networks takes minutes. Without a lock, another process could train this run further meanwhile.
+        let lock_of_resumed = match resumed {
             Some(dir) if is_first => Some(dir.lock()?),
             _ => None,
         };
@@ -159,33 +169,37 @@ impl<'a> Run<'a> {
         let dir = match &self.destination {
             Destination::Resumed(dir) => is_first.then(|| dir.clone()),
             Destination::New(_) if is_first => {
-                let made = RunDir::create(self.directory()?)?;
-                Some(self.made.get_or_init(|| made).clone())
+                let created = RunDir::create(self.directory()?)?;
+                Some(self.created.get_or_init(|| created).clone())
             }
             Destination::New(_) => None,
         };
-        let _lock = match locked {
+        // Held until the end of this function.
+        let _lock = match lock_of_resumed {
             Some(lock) => Some(lock),
             None => dir.as_ref().map(RunDir::lock).transpose()?,
         };
         if let Some(dir) = &dir {
             dir.remove_leftovers()?;
         }
-        trainer.run(dir.as_ref(), &session).inspect_err(|_| {
-            // Removed only if it is empty: an error in the first step leaves no directory.
-            dir.iter().for_each(|dir| drop(std::fs::remove_dir(dir.path())));
-        })
+        let result = trainer.run(dir.as_ref(), &session);
+        if let (Err(_), Some(dir)) = (&result, &dir) {
+            // Fails if the directory is not empty. An empty one would be left by an error in the first step.
+            let _ = std::fs::remove_dir(dir.path());
+        }
+        result
     }
 }
 
 /// Resumes from the newest whole checkpoint of a run.
 fn resume_newest(trainer: &mut Trainer, dir: &RunDir, config: &RunConfig) -> Result<()> {
-    let newest = checkpoint::newest_whole(&dir.checkpoints())?;
-    newest.iter().try_for_each(|newest| dir.check_own(newest, config))?;
-    match newest {
-        Some(newest) => trainer
-            .resume(&newest)
-            .while_doing(|| format!("going on from {}{}", newest.path().display(), changed_model_options(dir, config))),
+    match checkpoint::newest_whole(&dir.checkpoints())? {
+        Some(newest) => {
+            dir.check_own(&newest, config)?;
+            trainer.resume(&newest).while_doing(|| {
+                format!("going on from {}{}", newest.path().display(), changed_model_options(dir, config))
+            })
+        }
         None if checkpoint::list(&dir.checkpoints())?.is_empty() => {
             tracing::warn!("{} has no checkpoint yet: the run begins again", dir.path().display());
             Ok(())
@@ -196,21 +210,28 @@ fn resume_newest(trainer: &mut Trainer, dir: &RunDir, config: &RunConfig) -> Res
 
 /// ", with `model.lora_rank` changed from 16 to 8", for a message; empty if no option of the model was changed.
 fn changed_model_options(dir: &RunDir, config: &RunConfig) -> String {
-    let before = ConfigLayers::new().file(dir.config_path()).and_then(|layers| layers.merge());
-    let Ok(before) = before else { return String::new() };
-    let changes = config.model.options.iter().filter_map(|(option, now)| {
+    let old_config = ConfigLayers::new().file(dir.config_path()).and_then(|layers| layers.merge());
+    let Ok(old_config) = old_config else { return String::new() };
+    let mut changes = Vec::new();
+    for (option, new) in &config.model.options {
         let key = format!("model.{option}");
-        let before = before.peek(&key).unwrap_or(&serde_json::Value::Null);
-        (before != now).then(|| format!("`{key}` changed from {before} to {now}"))
-    });
-    let changes: Vec<String> = changes.collect();
+        let old = old_config.peek(&key).unwrap_or(&Json::Null);
+        if old != new {
+            changes.push(format!("`{key}` changed from {old} to {new}"));
+        }
+    }
     if changes.is_empty() { String::new() } else { format!(", with {}", changes.join(" and ")) }
 }
 
-/// The first of `NAME`, `NAME-2`, `NAME-3`, ... that does not exist.
-fn unused(parent: &Path, name: &str) -> PathBuf {
-    let numbered = |n: u32| if n == 1 { name.to_string() } else { format!("{name}-{n}") };
-    (1..).map(|n| parent.join(numbered(n))).find(|p| !p.exists()).unwrap_or_else(|| parent.join(name))
+/// The first of the paths `NAME`, `NAME-2`, `NAME-3`, ... below `parent` that does not exist.
+fn unused_path(parent: &Path, name: &str) -> PathBuf {
+    let mut path = parent.join(name);
+    let mut number = 1;
+    while path.exists() {
+        number += 1;
+        path = parent.join(format!("{name}-{number}"));
+    }
+    path
 }
 
 /// Describes a run; [`RunBuilder::build`] checks it as a configuration file is checked.
@@ -269,40 +290,42 @@ fn unused(parent: &Path, name: &str) -> PathBuf {
 /// ```
 pub struct RunBuilder<'a> {
     registry: &'a Registry,
-    /// Keys and values, in the order in which they were set.
+    /// Keys and values, in the order in which they were set, without `reward`.
     sections: Vec<(String, Json)>,
+    /// The entries of `reward`.
     rewards: Vec<Json>,
+    /// The run directory; `None` for one below `output_dir`.
     dir: Option<PathBuf>,
     /// The first value that cannot be represented in a configuration.
     error: Option<Error>,
 }
 
 impl<'a> RunBuilder<'a> {
-    /// The model.
+    /// Sets the model.
     pub fn model<O: ComponentOptions>(self, options: O) -> Self {
         const { assert!(matches!(O::KIND, Kind::Model), "expected the options of a model") }
         self.component(O::KIND, O::NAME, options)
     }
 
-    /// The algorithm.
+    /// Sets the algorithm.
     pub fn algorithm<O: ComponentOptions>(self, options: O) -> Self {
         const { assert!(matches!(O::KIND, Kind::Algorithm), "expected the options of an algorithm") }
         self.component(O::KIND, O::NAME, options)
     }
 
-    /// The strategy.
+    /// Sets the strategy.
     pub fn strategy<O: ComponentOptions>(self, options: O) -> Self {
         const { assert!(matches!(O::KIND, Kind::Strategy), "expected the options of a strategy") }
         self.component(O::KIND, O::NAME, options)
     }
 
-    /// The environment.
+    /// Sets the environment.
     pub fn environment<O: ComponentOptions>(self, options: O) -> Self {
         const { assert!(matches!(O::KIND, Kind::Environment), "expected the options of an environment") }
         self.component(O::KIND, O::NAME, options)
     }
 
-    /// A component by its name, such as one of a plugin. A further reward is added to the rewards so far. Any other
+    /// Sets a component by its name, such as one of a plugin. A reward is added to the rewards so far. Any other
     /// component replaces the component of its kind.
     pub fn component(mut self, kind: Kind, name: &str, options: impl Serialize) -> Self {
         let mut component = self.json(kind.section(), options);
@@ -317,41 +340,41 @@ impl<'a> RunBuilder<'a> {
         self
     }
 
-    /// One more reward, of weight 1. For a reward without options, `options` is `()`.
+    /// Adds a reward of weight 1. For a reward without options, `options` is `()`.
     pub fn reward(self, name: &str, options: impl Serialize) -> Self {
         self.weighted_reward(1.0, name, options)
     }
 
-    /// One more reward; the score is the weighted sum.
+    /// Adds a reward. The score of a video is the weighted sum over all rewards.
     pub fn weighted_reward(mut self, weight: f64, name: &str, options: impl Serialize) -> Self {
         let mut component = self.json(Kind::Reward.section(), options);
         component["weight"] = weight.into();
         self.component(Kind::Reward, name, component)
     }
 
-    /// Optimizer, schedule and batch sizes.
+    /// Sets optimizer, schedule and batch sizes.
     pub fn training(self, training: TrainingConfig) -> Self {
         self.set("training", training)
     }
 
-    /// A section that a task declares: `data` and `evaluation` of `roll-video`.
+    /// Sets a section that a task declares: `data` and `evaluation` of `roll-video`.
     pub fn section<S: DeclaredSection>(self, section: S) -> Self {
         self.set(S::NAME, section)
     }
 
-    /// The number of optimizer steps.
+    /// Sets the number of optimizer steps.
     pub fn steps(self, steps: u64) -> Self {
         self.set("steps", steps)
     }
 
-    /// Any other key by its dotted name: `save_steps`, `training.warmup_steps`.
+    /// Sets any other key by its dotted name: `save_steps`, `training.warmup_steps`.
     pub fn set(mut self, key: &str, value: impl Serialize) -> Self {
         let value = self.json(key, value);
         self.sections.push((key.into(), value));
         self
     }
 
-    /// The run directory; must not hold a run yet. Without it the run gets one below `output_dir`.
+    /// Sets the run directory, which must not hold a run yet. The default is a new directory below `output_dir`.
     pub fn dir(self, dir: impl Into<PathBuf>) -> Self {
         Self { dir: Some(dir.into()), ..self }
     }
@@ -359,11 +382,15 @@ impl<'a> RunBuilder<'a> {
     /// Checks keys, values, names and options. Fails on the first mistake; the error names its key.
     pub fn build(self) -> Result<Run<'a>> {
         let Self { registry, mut sections, rewards, dir, error } = self;
-        error.map_or(Ok(()), Err)?;
+        if let Some(error) = error {
+            return Err(error);
+        }
         sections.push((Kind::Reward.section().into(), rewards.into()));
-        let layers =
-            sections.into_iter().try_fold(ConfigLayers::new(), |layers, (key, value)| layers.json(&key, value));
-        let loaded = layers?.load(Some(registry))?;
+        let mut layers = ConfigLayers::new();
+        for (key, value) in sections {
+            layers = layers.json(&key, value)?;
+        }
+        let loaded = layers.load(Some(registry))?;
         let context = loaded.build_context();
         let run = Run::new(loaded, registry, context);
         Ok(match dir {
@@ -372,7 +399,8 @@ impl<'a> RunBuilder<'a> {
         })
     }
 
-    /// `value` as a configuration holds it; `()` is an empty map.
+    /// The value of the key `key` as JSON. For a component, `()` is an empty map. An error is kept for
+    /// [`RunBuilder::build`].
     fn json(&mut self, key: &str, value: impl Serialize) -> Json {
         match serde_json::to_value(value) {
             Ok(Json::Null) if Kind::ALL.iter().any(|kind| kind.section() == key) => json!({}),

@@ -22,8 +22,14 @@ use crate::checkpoint::{self, Checkpoint, RunIdentity};
 use crate::config::RunConfig;
 use crate::signature;
 
+/// Name of the file with the resolved configuration.
+const CONFIG: &str = "config.yaml";
+
 /// Files and directories by which a run directory is recognized: it has at least one of them.
-const TRACES: [&str; 4] = ["config.yaml", "metrics.jsonl", "summary.json", "checkpoints"];
+const TRACES: [&str; 4] = [CONFIG, "metrics.jsonl", "summary.json", "checkpoints"];
+
+/// Largest file that is read as `.lock`. It holds one number.
+const MAX_LOCK_BYTES: u64 = 64;
 
 /// Files and directories that the steps of a run extend or delete.
 const WRITTEN: [&str; 6] = ["checkpoints", "samples", "evaluations", "votes", "metrics.jsonl", "trajectories.jsonl"];
@@ -48,10 +54,10 @@ impl Drop for RunLock {
 /// may get the same number, but not the same start. `None` if `/proc` does not list the process.
 pub fn process_start(process: &str) -> Option<u64> {
     let text = fs::read_to_string(Path::new("/proc").join(process).join("stat")).ok()?;
-    // The start is the 22nd field, and so the 20th behind the second one: the name of the program, which is in brackets
-    // and may have spaces and brackets itself.
+    // The second field is the name of the program. It is in brackets, and may have spaces and brackets itself.
     let (_, fields_from_third) = text.rsplit_once(')')?;
-    fields_from_third.split_whitespace().nth(19)?.parse().ok()
+    // The start is the 22nd field.
+    fields_from_third.split_whitespace().nth(22 - 3)?.parse().ok()
 }
 
 /// The directory of one run.
@@ -67,45 +73,41 @@ impl RunDir {
     /// in one directory would mix their metrics.
     pub fn create(path: impl Into<PathBuf>) -> Result<Self> {
         let path = path.into();
-        Self::would_create(&path)?;
+        Self::check_creation(&path)?;
         let is_new = fs::read_dir(&path).map_or(true, |mut entries| entries.next().is_none());
         let run = Self { path, is_new };
         fs::create_dir_all(&run.path).map_err(Error::file("create the run directory", &run.path))?;
         Ok(run)
     }
 
-    /// Fails if [`RunDir::create`] would refuse the directory. Makes nothing.
-    pub fn would_create(path: &Path) -> Result<()> {
+    /// Fails if [`RunDir::create`] would refuse the directory. Creates nothing.
+    pub fn check_creation(path: &Path) -> Result<()> {
         let run = Self { path: path.into(), is_new: false };
-        match run.trace() {
-            Some(trace) => {
-                let problem =
-                    format!("already holds a run (it has {trace}); choose another directory, or resume that run");
-                Err(Error::bad_file(run.path, problem))
-            }
-            None => run.refuse_links().and_then(|()| files::check_directory(path)),
+        if let Some(trace) = run.trace() {
+            let problem = format!("already holds a run (it has {trace}); choose another directory, or resume that run");
+            return Err(Error::bad_file(run.path, problem));
         }
+        run.refuse_links()?;
+        files::check_directory(path)
     }
 
     /// Opens the directory of an existing run. Fails if it does not exist, or if parts of it are links.
     pub fn open(path: impl Into<PathBuf>) -> Result<Self> {
         let run = Self { path: path.into(), is_new: false };
-        match run.trace() {
-            Some(_) => run.refuse_links().map(|()| run),
-            None => {
-                // The directory may be a checkpoint of a run.
-                let parent = run.path.parent().filter(|parent| parent.ends_with("checkpoints"));
-                let problem = match parent.and_then(Path::parent) {
-                    Some(its_run) => format!(
-                        "is a checkpoint: a run goes on from the newest one of its directory, {}; move newer ones away to \
-                         go on from this one",
-                        its_run.display()
-                    ),
-                    None => "holds no run (neither config.yaml nor checkpoints/ is there)".into(),
-                };
-                Err(Error::bad_file(run.path, problem))
-            }
+        if run.trace().is_none() {
+            let checkpoints = run.path.parent().filter(|parent| parent.ends_with("checkpoints"));
+            let problem = match checkpoints.and_then(Path::parent) {
+                Some(run_of_checkpoint) => format!(
+                    "is a checkpoint: a run goes on from the newest one of its directory, {}; move newer ones away to \
+                     go on from this one",
+                    run_of_checkpoint.display()
+                ),
+                None => "holds no run (neither config.yaml nor checkpoints/ is there)".into(),
+            };
+            return Err(Error::bad_file(run.path, problem));
         }
+        run.refuse_links()?;
+        Ok(run)
     }
 
     /// Whether the directory at `path` has a file that only runs write.
@@ -125,12 +127,12 @@ impl RunDir {
         if runs.is_empty() { vec![path.into()] } else { runs }
     }
 
-    /// Whether the file at `path`, or the one that it links to, is the `config.yaml` of a run directory: whether the
-    /// directory also has metrics, a summary or checkpoints.
-    pub fn has_config(path: &Path) -> bool {
-        let is_of_run = |path: &Path| {
-            path.ends_with(TRACES[0]) && TRACES[1..].iter().any(|name| path.with_file_name(name).exists())
-        };
+    /// Whether the file at `path`, or the one that it links to, is the `config.yaml` of a run directory: whether
+    /// metrics, a summary or checkpoints are next to it.
+    pub fn is_config_of_run(path: &Path) -> bool {
+        let is_next_to_trace =
+            |path: &Path| TRACES.iter().filter(|name| **name != CONFIG).any(|name| path.with_file_name(name).exists());
+        let is_of_run = |path: &Path| path.ends_with(CONFIG) && is_next_to_trace(path);
         is_of_run(path) || path.canonicalize().is_ok_and(|path| is_of_run(&path))
     }
 
@@ -151,16 +153,21 @@ impl RunDir {
         Ok(RunLock { _directory: Some(directory), lock_file: self.lock_path() })
     }
 
-    /// The start of the process that locked this run last, as [`process_start`] returns it; `None` if no file names it.
-    /// That process may have ended: the file alone does not mean that the run is locked.
+    /// The start of the process that locked this run last, as [`process_start`] returns it; `None` if the file `.lock`
+    /// does not name it. That process may have ended: the file alone does not mean that the run is locked.
     pub fn locked_by(&self) -> Option<u64> {
         let path = self.lock_path();
         files::refuse_links(&self.path, &path).ok()?;
-        files::read_text(&path, 64).ok()?.trim().parse().ok()
+        files::read_text(&path, MAX_LOCK_BYTES).ok()?.trim().parse().ok()
     }
 
     fn lock_path(&self) -> PathBuf {
         self.path.join(".lock")
+    }
+
+    /// The directories whose entries runs write and delete, besides checkpoints.
+    fn written_folders(&self) -> [PathBuf; 3] {
+        [self.path.join("samples"), self.path.join("votes"), self.evaluations()]
     }
 
     /// Fails if something that the run writes or deletes is a link, since the run would then change files elsewhere.
@@ -169,7 +176,7 @@ impl RunDir {
             files::refuse_links(&self.path, &self.path.join(name))?;
         }
         // Entries of these directories, such as the folders of steps, must not be links either.
-        for folder in [self.path.join("samples"), self.path.join("votes"), self.evaluations(), self.checkpoints()] {
+        for folder in self.written_folders().into_iter().chain([self.checkpoints()]) {
             for entry in fs::read_dir(&folder).into_iter().flatten().flatten() {
                 files::refuse_links(&folder, &entry.path())?;
             }
@@ -180,13 +187,10 @@ impl RunDir {
     /// Deletes files that killed processes left half written. Must be called only while the run is locked.
     pub fn remove_leftovers(&self) -> Result<()> {
         checkpoint::remove_leftovers(&self.checkpoints())?;
-        let folders = [self.path.join("samples"), self.path.join("votes"), self.evaluations()];
-        let folders = folders.into_iter().flat_map(fs::read_dir).flatten().flatten().map(|entry| entry.path());
-        for folder in folders.chain([self.path.clone()]) {
+        remove_temporary_files(&self.path)?;
+        for folder in self.written_folders() {
             for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
-                if is_temporary(&entry.file_name().to_string_lossy()) && entry.file_type().is_ok_and(|t| t.is_file()) {
-                    fs::remove_file(entry.path()).map_err(Error::file("delete", entry.path()))?;
-                }
+                remove_temporary_files(&entry.path())?;
             }
         }
         Ok(())
@@ -216,7 +220,7 @@ impl RunDir {
 
     /// `config.yaml`.
     pub fn config_path(&self) -> PathBuf {
-        self.path.join("config.yaml")
+        self.path.join(CONFIG)
     }
 
     /// `metrics.jsonl`.
@@ -243,20 +247,21 @@ impl RunDir {
     /// with, and with a signature. The fingerprint is taken from the existing file, or else from the newest checkpoint,
     /// or else computed from `yaml`.
     pub fn write_config(&self, yaml: &str) -> Result<()> {
-        let mut checkpoints = checkpoint::list(&self.checkpoints())?.into_iter().rev();
-        let from_newest_checkpoint = move || {
-            let run = checkpoints.find_map(|(_, path)| Checkpoint::open(path).ok()?.manifest().run.clone())?;
+        let checkpoints = checkpoint::list(&self.checkpoints())?;
+        let of_newest_checkpoint = || {
+            let mut newest_first = checkpoints.iter().rev();
+            let run = newest_first.find_map(|(_, path)| Checkpoint::open(path).ok()?.manifest().run.clone())?;
             Some(run.configuration)
         };
-        let begun = self.begun().or_else(from_newest_checkpoint);
-        let begun = begun.unwrap_or_else(|| signature::fingerprint(yaml));
-        write_atomically(&self.config_path(), signature::signed(yaml, &begun).as_bytes())
+        let first_fingerprint = self.first_fingerprint().or_else(of_newest_checkpoint);
+        let first_fingerprint = first_fingerprint.unwrap_or_else(|| signature::fingerprint(yaml));
+        write_atomically(&self.config_path(), signature::signed(yaml, &first_fingerprint).as_bytes())
     }
 
     /// The fingerprint of the configuration that the run began with; `None` if `config.yaml` does not name it.
-    fn begun(&self) -> Option<String> {
+    fn first_fingerprint(&self) -> Option<String> {
         let text = files::read_text(&self.config_path(), files::MAX_TEXT).ok()?;
-        signature::begun(&text).map(String::from)
+        signature::first_fingerprint(&text).map(String::from)
     }
 
     /// The identity of the run, which its checkpoints have in their manifests.
@@ -264,25 +269,26 @@ impl RunDir {
         Some(RunIdentity {
             name: config.experiment().into(),
             algorithm: config.algo.name.clone(),
-            configuration: self.begun()?,
+            configuration: self.first_fingerprint()?,
         })
     }
 
     /// Fails if the manifest of a checkpoint names another run or algorithm.
     pub(crate) fn check_own(&self, checkpoint: &Checkpoint, config: &RunConfig) -> Result<()> {
         let Some(found) = checkpoint.manifest().run.as_ref() else { return Ok(()) };
-        let begun = self.begun().unwrap_or_else(|| found.configuration.clone());
-        if (&found.algorithm, &found.configuration) == (&config.algo.name, &begun) {
+        let first_fingerprint = self.first_fingerprint().unwrap_or_else(|| found.configuration.clone());
+        if found.algorithm == config.algo.name && found.configuration == first_fingerprint {
             return Ok(());
         }
         let short = |fingerprint: &str| fingerprint.chars().take(12).collect::<String>();
-        let (step, run) = (checkpoint.path().display(), self.path.display());
+        let (checkpoint_path, run_path) = (checkpoint.path().display(), self.path.display());
         let problem = format!(
-            "is of another run: expected one of `{}` by `{}` that began with configuration {}, found `{}` by `{}` with {}. \
-             Move it out of {run}; to train on from its weights, begin a new run with `--set model.lora_checkpoint={step}`",
+            "is of another run: expected one of `{}` by `{}` that began with configuration {}, found `{}` by `{}` \
+             with {}. Move it out of {run_path}; to train on from its weights, begin a new run with \
+             `--set model.lora_checkpoint={checkpoint_path}`",
             config.experiment(),
             config.algo.name,
-            short(&begun),
+            short(&first_fingerprint),
             found.name,
             found.algorithm,
             short(&found.configuration)
@@ -294,6 +300,16 @@ impl RunDir {
     pub fn write_summary(&self, summary: &serde_json::Value) -> Result<()> {
         write_atomically(&self.summary_path(), format!("{summary:#}\n").as_bytes())
     }
+}
+
+/// Deletes the files in a directory that a killed process was writing.
+fn remove_temporary_files(directory: &Path) -> Result<()> {
+    for entry in fs::read_dir(directory).into_iter().flatten().flatten() {
+        if is_temporary(&entry.file_name().to_string_lossy()) && entry.file_type().is_ok_and(|kind| kind.is_file()) {
+            fs::remove_file(entry.path()).map_err(Error::file("delete", entry.path()))?;
+        }
+    }
+    Ok(())
 }
 
 #[cfg(test)]

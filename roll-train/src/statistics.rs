@@ -1,5 +1,5 @@
-//! Differences between two measurements of the same clips: means with confidence intervals, a sign test, and how many
-//! decimals they are written with.
+//! Differences between two measurements of the same clips: means with confidence intervals, a sign test, and the number
+//! of decimals with which differences are written.
 
 use serde::{Deserialize, Serialize};
 
@@ -32,15 +32,15 @@ impl Gain {
 /// The number of decimals for a difference and for the two values that differ by it. It shows two significant digits of
 /// the difference, and is at least three.
 pub fn decimals(difference: f64) -> usize {
-    const LEAST: usize = 3;
-    /// Differences that need more are rounding errors of scores in f32.
-    const MOST: usize = 9;
-    match difference.abs() {
-        size if size > 0.0 && size.is_finite() => {
-            (1.0 - size.log10().floor()).clamp(LEAST as f64, MOST as f64) as usize
-        }
-        _ => LEAST,
+    const MIN: usize = 3;
+    /// Differences that need more decimals are rounding errors of scores in f32.
+    const MAX: usize = 9;
+    let size = difference.abs();
+    if size == 0.0 || !size.is_finite() {
+        return MIN;
     }
+    let for_two_digits = 1.0 - size.log10().floor();
+    for_two_digits.clamp(MIN as f64, MAX as f64) as usize
 }
 
 /// Mean of `second - first` over pairs, with Student's interval for paired differences. A bootstrap over the pairs is
@@ -64,10 +64,13 @@ pub fn standard_deviation(values: &[f64]) -> f64 {
     if values.len() < 2 { 0.0 } else { (squares / (n - 1.0)).sqrt() }
 }
 
-/// The 97.5 % quantile of Student's distribution. Exact values for 1 and 2 degrees of freedom, and else the
-/// Cornish-Fisher expansion about the normal quantile (Abramowitz and Stegun 26.7.5), within 0.2 %.
+/// The 97.5 % quantile of the normal distribution.
+const NORMAL_975: f64 = 1.959_963_985;
+
+/// The 97.5 % quantile of Student's distribution. For 1 and 2 degrees of freedom, these are the values of tables. For
+/// more, they are the Cornish-Fisher expansion about the normal quantile (Abramowitz and Stegun 26.7.5), within 0.2 %.
 fn student_975(degrees: usize) -> f64 {
-    let z: f64 = 1.959_963_985;
+    let z = NORMAL_975;
     // The coefficients of 1, 1/degrees, 1/degrees^2, and so on.
     let coefficients = [
         z,
@@ -84,15 +87,25 @@ fn student_975(degrees: usize) -> f64 {
     }
 }
 
+/// Wilson's 95 % confidence interval of a probability, of which `fraction` of `n` independent trials are an estimate.
+/// Unlike the normal interval it is never outside of 0 to 1, and has a width at 0 and at 1.
+pub fn wilson_95(fraction: f64, n: usize) -> [f64; 2] {
+    let (n, z2) = (n as f64, NORMAL_975 * NORMAL_975);
+    let middle = fraction + z2 / (2.0 * n);
+    let margin = NORMAL_975 * (fraction * (1.0 - fraction) / n + z2 / (4.0 * n * n)).sqrt();
+    [middle - margin, middle + margin].map(|end| (end / (1.0 + z2 / n)).clamp(0.0, 1.0))
+}
+
 /// The two-sided sign test: the probability that a fair coin divides `won + lost` pairs at least as unevenly.
 pub fn sign_test(won: u64, lost: u64) -> f64 {
     let pairs = won + lost;
-    // Sum over k of the binomial coefficient (pairs, k) times 2^-pairs.
+    // The sum over k of the terms: the binomial coefficient (pairs, k) times 2^-pairs.
     let mut tail = 0.0;
-    // The power is cut at 2^-1000, because numbers below 2^-1074 are 0.
+    // The first term, for k = 0. The power is cut at 2^-1000, because numbers below 2^-1074 are 0.
     let mut term = 0.5f64.powi(pairs.min(1000) as i32);
     for k in 0..=won.min(lost) {
         tail += term;
+        // The coefficient of k + 1, from the coefficient of k.
         term *= (pairs - k) as f64 / (k + 1) as f64;
     }
     (2.0 * tail).min(1.0)
@@ -127,6 +140,18 @@ mod tests {
         let one = paired_gain(&[[0.0, 0.5]]);
         assert!(one.mean == 0.5 && one.ci95[0].is_nan() && one.in_words() == "+0.500", "{one:?}");
         assert!(paired_gain(&[]).mean.is_nan());
+    }
+
+    /// Wilson's formula by hand: 81 of 263 trials, and none of 10.
+    #[test]
+    fn the_interval_of_a_probability_is_that_of_tables() {
+        for ((successes, n), expected) in
+            [((81, 263), [0.2553, 0.3662]), ((0, 10), [0.0, 0.2775]), ((10, 10), [0.7225, 1.0])]
+        {
+            let found = wilson_95(f64::from(successes) / f64::from(n), n as usize);
+            let is_close = found.iter().zip(expected).all(|(found, expected)| (found - expected).abs() < 1e-4);
+            assert!(is_close, "{successes} of {n}: {found:?}, expected {expected:?}");
+        }
     }
 
     /// Values of a published table.

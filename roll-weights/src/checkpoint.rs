@@ -32,7 +32,7 @@ struct StoredTensor {
     name_in_file: String,
 }
 
-/// A change of tensors whenever they are read, such as an adapter that is merged into them.
+/// A change of the values of tensors whenever they are read, such as an adapter that is merged into the weights.
 pub trait ChangeOnRead: Send + Sync {
     /// Whether the tensor is changed. Only tensors that their file has in f32, bf16 or f16 may be.
     fn touches(&self, key: &str) -> bool;
@@ -262,11 +262,11 @@ impl Checkpoint {
 
     /// The files, each with the names of its tensors.
     pub fn shards(&self) -> Vec<(&WeightFile, Vec<&str>)> {
-        let mut shards: Vec<(&WeightFile, Vec<&str>)> = self.files.iter().map(|f| (&**f, Vec::new())).collect();
+        let mut keys_of_files: Vec<Vec<&str>> = vec![Vec::new(); self.files.len()];
         for (key, stored) in &self.index {
-            shards[stored.file].1.push(key);
+            keys_of_files[stored.file].push(key);
         }
-        shards
+        self.files().zip(keys_of_files).collect()
     }
 
     /// Reads the tensors whose names `wanted` accepts. Tensors of mapped files are paged in at their first use; tensors
@@ -340,12 +340,11 @@ fn check_series(paths: &[&Path]) -> Result<(), WeightsError> {
 
 /// Splits `a-00002-of-00007.safetensors` into (`a-`, 7, `.safetensors`). `None` for other names.
 fn split_shard_name(path: &Path) -> Option<(String, u32, String)> {
-    let name = path.file_name()?.to_str()?;
-    let middle = name.find("-of-")?;
-    let five_digits = |s: &str| (s.len() == 5).then(|| s.parse::<u32>().ok()).flatten();
-    let (before, after) = (name.get(..middle)?, name.get(middle + 4..)?);
-    let stem = before.get(..before.len().checked_sub(5)?)?;
-    let _number = five_digits(before.get(stem.len()..)?)?;
-    let count = five_digits(after.get(..5)?)?;
-    Some((stem.into(), count, after.get(5..)?.into()))
+    /// Number of digits of a shard's number and of the count.
+    const DIGITS: usize = 5;
+    let (before, after) = path.file_name()?.to_str()?.split_once("-of-")?;
+    let (stem, number) = before.split_at_checked(before.len().checked_sub(DIGITS)?)?;
+    let (count, tail) = after.split_at_checked(DIGITS)?;
+    let _number: u32 = number.parse().ok()?;
+    Some((stem.into(), count.parse().ok()?, tail.into()))
 }

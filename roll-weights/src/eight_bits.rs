@@ -18,6 +18,7 @@ const AUXILIARY: [&str; 7] =
 /// Last part of the name of the tensor that marks a file as scaled fp8.
 const MARK: &str = "scaled_fp8";
 
+/// The part of a name after the last dot.
 fn last_part(key: &str) -> &str {
     key.rsplit('.').next().unwrap_or(key)
 }
@@ -28,7 +29,7 @@ pub fn is_auxiliary(key: &str) -> bool {
 }
 
 /// An eight-bit weight as stored in a file.
-struct Codes {
+struct StoredWeight {
     kind: EightBits,
     codes: Vec<u8>,
     /// One scale, or one per row.
@@ -39,7 +40,7 @@ struct Codes {
 impl Checkpoint {
     /// Reads the matrix `key` as eight-bit codes with scales. Returns `None` if the file has it in another dtype.
     pub fn scaled(&self, key: &str) -> Result<Option<ScaledRows>, WeightsError> {
-        let Some(Codes { kind, codes, scales, shape }) = self.codes(key)? else { return Ok(None) };
+        let Some(StoredWeight { kind, codes, scales, shape }) = self.read_eight_bits(key)? else { return Ok(None) };
         let Ok(matrix) = <[usize; 2]>::try_from(shape) else { return Ok(None) };
         let rows = ScaledRows::new(kind, codes, scales, matrix);
         rows.map(Some).map_err(|e| WeightsError::tensor(self.path(), key, e))
@@ -61,7 +62,7 @@ impl Checkpoint {
 
     /// Reads the weight `key` as f32 if its file has it in eight bits; returns `None` otherwise.
     pub(crate) fn dequantised(&self, key: &str) -> Result<Option<Tensor>, WeightsError> {
-        let Some(Codes { kind, codes, scales, shape }) = self.codes(key)? else { return Ok(None) };
+        let Some(StoredWeight { kind, codes, scales, shape }) = self.read_eight_bits(key)? else { return Ok(None) };
         let rows = shape.first().copied().unwrap_or(1);
         let columns = codes.len() / rows.max(1);
         let tensor = ScaledRows::new(kind, codes, scales, [rows, columns])
@@ -70,7 +71,7 @@ impl Checkpoint {
     }
 
     /// Reads the codes and scales of the weight `key`; `None` if the file has it in another dtype.
-    fn codes(&self, key: &str) -> Result<Option<Codes>, WeightsError> {
+    fn read_eight_bits(&self, key: &str) -> Result<Option<StoredWeight>, WeightsError> {
         let Some(kind) = self.eight_bits(key) else { return Ok(None) };
         let Some((file, name_in_file)) = self.locate(key) else { return Ok(None) };
         let (Some(info), Some(bytes)) = (file.info(name_in_file), file.stored_bytes(name_in_file)) else {
@@ -92,10 +93,10 @@ impl Checkpoint {
         }
         let mut codes = vec![0; bytes];
         file.read_part(name_in_file, 0, &mut codes)?;
-        Ok(Some(Codes { kind, codes, scales, shape }))
+        Ok(Some(StoredWeight { kind, codes, scales, shape }))
     }
 
-    /// The reason why the scaling of the weight `name_in_file` is unknown, or `None` if it is known. `has_scale`:
+    /// The reason why the scaling of the weight `name_in_file` is unknown, or `None` if it is known. `has_scale` says
     /// whether the weight has a scale of a known name.
     ///
     /// The scaling is unknown if the weight has a scale or a zero point of another name. It is also unknown if the file
@@ -108,11 +109,14 @@ impl Checkpoint {
         let keys = || self.files().flat_map(WeightFile::keys);
         let unknown_scale = keys().find(|key| key.strip_prefix(layer).is_some_and(is_unknown_scale));
         let any_weight_has_scale = || keys().any(|key| SCALES.contains(&last_part(key)));
-        let found = match unknown_scale {
-            Some(other) => format!("found `{other}`, whose meaning is not known"),
-            None if has_scale || any_weight_has_scale() => return None,
-            // Without a mark, the scale is 1.
-            None => format!("found `{}`, which marks scaled fp8", keys().find(|key| last_part(key) == MARK)?),
+        let found = if let Some(other) = unknown_scale {
+            format!("found `{other}`, whose meaning is not known")
+        } else if has_scale || any_weight_has_scale() {
+            return None;
+        } else {
+            // Without a mark, the scale is known: it is 1.
+            let mark = keys().find(|key| last_part(key) == MARK)?;
+            format!("found `{mark}`, which marks scaled fp8")
         };
         let known = SCALES.map(|end| format!("`{layer}{end}`")).join(" or ");
         Some(format!("expected its scale {known} alone, which multiplies the matrix or each row; {found}"))

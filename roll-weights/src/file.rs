@@ -11,7 +11,7 @@ use roll_external::files;
 
 use crate::error::WeightsError;
 use crate::pth;
-use crate::safetensors::{MAX_HEADER, SafetensorsFile};
+use crate::safetensors::{MAX_HEADER, ParsedHeader, SafetensorsFile};
 use crate::tensor_info::TensorInfo;
 
 /// An open weight file of either format: names, shapes and dtypes are known, tensors are read on demand.
@@ -22,6 +22,7 @@ pub struct WeightFile {
     contents: Contents,
 }
 
+/// The open file, by its format.
 enum Contents {
     Safetensors(SafetensorsFile),
     Torch(PytorchReader),
@@ -49,7 +50,7 @@ impl WeightFile {
             ("gguf", _) | (_, Format::Gguf) => unexpected(known_names, a_gguf),
             ("safetensors", Format::Torch) => unexpected("a safetensors file, as its name says", "a torch checkpoint"),
             ("safetensors", _) => {
-                let (file, (tensors, metadata)) = SafetensorsFile::open(path)?;
+                let (file, ParsedHeader { tensors, metadata }) = SafetensorsFile::open(path)?;
                 Ok(Self { path: path.into(), tensors, metadata, contents: Contents::Safetensors(file) })
             }
             ("pth" | "pt" | "bin" | "ckpt", Format::Safetensors) => {
@@ -142,6 +143,7 @@ impl WeightFile {
     }
 }
 
+/// A format, as the first bytes of a file show it.
 enum Format {
     Safetensors,
     Torch,
@@ -151,12 +153,14 @@ enum Format {
 
 /// Recognises the format by the first bytes.
 fn sniff(path: &Path) -> Result<Format, WeightsError> {
+    /// The length of a safetensors header, and its opening brace.
+    const HEAD_BYTES: u64 = 8 + 1;
     let mut head = Vec::new();
-    files::open_binary(path).and_then(|f| f.take(9).read_to_end(&mut head)).map_err(WeightsError::io("read", path))?;
+    let read = files::open_binary(path).and_then(|f| f.take(HEAD_BYTES).read_to_end(&mut head));
+    read.map_err(WeightsError::io("read", path))?;
     let header_length = head.first_chunk::<8>().map(|b| u64::from_le_bytes(*b));
     Ok(match (head.as_slice(), header_length) {
-        // The length of the header, then its opening brace.
-        ([.., b'{'], Some(n)) if head.len() == 9 && n <= MAX_HEADER => Format::Safetensors,
+        ([_, _, _, _, _, _, _, _, b'{'], Some(n)) if n <= MAX_HEADER => Format::Safetensors,
         // A ZIP archive, possibly an empty one.
         ([b'P', b'K', 3 | 5, 4 | 6, ..], _) => Format::Torch,
         ([b'G', b'G', b'U', b'F', ..], _) => Format::Gguf,

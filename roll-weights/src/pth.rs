@@ -61,6 +61,7 @@ pub(crate) fn read(reader: &PytorchReader, path: &Path, name: &str) -> Result<Ve
     tensor.read().map_err(|e| WeightsError::pickle(path, e))
 }
 
+/// The entry of a tensor. Its bytes have no range, because they may be compressed.
 fn info(tensor: &pytorch_reader::Tensor) -> TensorInfo {
     let stored = format!("{:?}", tensor.dtype());
     TensorInfo {
@@ -71,6 +72,8 @@ fn info(tensor: &pytorch_reader::Tensor) -> TensorInfo {
     }
 }
 
+/// The error of a checkpoint that cannot be opened. A file that ends early is a broken checkpoint, and not an error of
+/// the disk.
 fn broken(path: &Path, e: PytorchError) -> WeightsError {
     match e {
         PytorchError::Io(source) if source.kind() != std::io::ErrorKind::UnexpectedEof => {
@@ -80,26 +83,26 @@ fn broken(path: &Path, e: PytorchError) -> WeightsError {
     }
 }
 
-/// Fails on the first Python object that plain state dictionaries do not contain. `at` is the path of keys to `value`.
-/// The parser skips such objects silently, but a checkpoint that refers to `os.system` is not trustworthy.
-fn refuse_objects(path: &Path, value: &PickleValue, at: &mut Vec<String>) -> Result<(), WeightsError> {
+/// Fails on the first Python object that plain state dictionaries do not contain. `keys` are the keys that lead to
+/// `value`. The parser skips such objects silently, but a checkpoint that refers to `os.system` is not trustworthy.
+fn refuse_objects(path: &Path, value: &PickleValue, keys: &mut Vec<String>) -> Result<(), WeightsError> {
     match value {
         PickleValue::Dict(entries) => {
             for (key, value) in entries {
-                at.push(key.clone());
-                refuse_objects(path, value, at)?;
-                at.pop();
+                keys.push(key.clone());
+                refuse_objects(path, value, keys)?;
+                keys.pop();
             }
         }
         PickleValue::List(items) => {
             for (i, value) in items.iter().enumerate() {
-                at.push(i.to_string());
-                refuse_objects(path, value, at)?;
-                at.pop();
+                keys.push(i.to_string());
+                refuse_objects(path, value, keys)?;
+                keys.pop();
             }
         }
         PickleValue::Unsupported(name) if !HARMLESS.contains(&name.as_str()) => {
-            let key = if at.is_empty() { "(root)".into() } else { at.join(".") };
+            let key = if keys.is_empty() { "(root)".into() } else { keys.join(".") };
             let problem = format!(
                 "`{key}`: expected tensors and plain values, found the Python object `{name}` (not executed); save a \
                  plain state dictionary, or convert it to safetensors"

@@ -15,12 +15,14 @@ use crate::error::WeightsError;
 use crate::safetensors::dtype_name;
 use crate::writer::{SafetensorsWriter, TensorEntry};
 
-/// Number of elements that are processed at a time, in whole rows. A longer row is processed whole.
-const CHUNK: usize = 1 << 20;
+/// Number of elements that are converted at a time, in whole rows. A longer row is converted whole.
+const CHUNK_ELEMENTS: usize = 1 << 20;
+/// Number of bytes that are copied unchanged at a time.
+const CHUNK_BYTES: usize = 4 << 20;
 
 /// A change of tensor values during the copy.
 pub trait Change<E> {
-    /// Whether the tensor is changed. All other tensors are copied byte for byte.
+    /// Whether the values of the tensor are changed.
     fn touches(&self, key: &str) -> bool;
 
     /// Changes some rows of a tensor, which is seen as a matrix `[shape[0], product of the other axes]`. `values` are
@@ -198,32 +200,54 @@ impl<E: From<WeightsError>> Rewriter<'_, E> {
         let source = self.source;
         let info = source.info(key).ok_or_else(|| source.missing(key))?;
         let input = TensorBytes::open(source, key)?;
-        let mut buffer = Vec::new();
-        let changed = self.change.touches(key);
-        let dtypes = info.dtype.map(|from| (from, output_dtype(from, self.dtype)));
-        if changed && dtypes.is_none() {
-            return Err(info.unsupported_dtype(source.path(), key).into());
-        }
-        let Some((from, to)) = dtypes.filter(|(from, to)| changed || to != from) else {
-            // Neither values nor dtype change: the bytes are copied.
-            for at in (0..input.length).step_by(4 * CHUNK) {
-                input.read(at, 4 * CHUNK, &mut buffer)?;
-                (self.progress)(buffer.len() as u64);
-                writer.write(key, &buffer)?;
-            }
-            return Ok(());
+        let is_changed = self.change.touches(key);
+        let from = match info.dtype {
+            Some(from) => from,
+            // Values of a dtype that is not supported cannot be changed.
+            None if is_changed => return Err(info.unsupported_dtype(source.path(), key).into()),
+            None => return self.copy_bytes(&input, writer),
         };
-        let rows = info.shape.first().copied().unwrap_or(1);
+        let to = output_dtype(from, self.dtype);
+        if is_changed || to != from {
+            self.convert(&input, &info.shape, [from, to], writer)
+        } else {
+            self.copy_bytes(&input, writer)
+        }
+    }
+
+    /// Copies the bytes of a tensor.
+    fn copy_bytes(&mut self, input: &TensorBytes<'_>, writer: &mut SafetensorsWriter) -> Result<(), E> {
+        let mut buffer = Vec::new();
+        for at in (0..input.length).step_by(CHUNK_BYTES) {
+            input.read(at, CHUNK_BYTES, &mut buffer)?;
+            (self.progress)(buffer.len() as u64);
+            writer.write(input.key, &buffer)?;
+        }
+        Ok(())
+    }
+
+    /// Copies the values of a tensor of this `shape` by rows. Changes them if [`Change::touches`] says so, and converts
+    /// them from the dtype `from` to the dtype `to`.
+    fn convert(
+        &mut self,
+        input: &TensorBytes<'_>,
+        shape: &[usize],
+        [from, to]: [DType; 2],
+        writer: &mut SafetensorsWriter,
+    ) -> Result<(), E> {
+        let (source, key) = (self.source, input.key);
+        let is_changed = self.change.touches(key);
+        let rows = shape.first().copied().unwrap_or(1);
         let columns = input.length / from.size() / rows.max(1);
         let row_bytes = columns * from.size();
-        let rows_at_once = (CHUNK / columns.max(1)).max(1);
-        let (mut values, mut narrowed) = (Vec::new(), Vec::new());
+        let rows_at_once = (CHUNK_ELEMENTS / columns.max(1)).max(1);
+        let (mut buffer, mut values, mut narrowed) = (Vec::new(), Vec::new(), Vec::new());
         let rows_to_copy = if row_bytes == 0 { 0 } else { rows };
         for row in (0..rows_to_copy).step_by(rows_at_once) {
             input.read(row * row_bytes, rows_at_once * row_bytes, &mut buffer)?;
             (self.progress)(buffer.len() as u64);
             widen(from, &buffer, &mut values);
-            if changed {
+            if is_changed {
                 self.change.apply(key, row..row + values.len() / columns, &mut values)?;
             }
             narrow(to, &values, &mut narrowed).map_err(|value| {
@@ -235,8 +259,8 @@ impl<E: From<WeightsError>> Rewriter<'_, E> {
     }
 }
 
-/// The bytes of a tensor of a source file. Those of a safetensors file are read in parts; a torch checkpoint can only
-/// be read whole.
+/// The bytes of a tensor of a source file. A tensor of a safetensors file is read in parts. A tensor of a torch
+/// checkpoint can only be read whole.
 struct TensorBytes<'a> {
     source: &'a Checkpoint,
     key: &'a str,
@@ -297,8 +321,8 @@ fn output_dtype(from: DType, wanted: Option<DType>) -> DType {
 /// `diffusion_pytorch_model-00001-of-00003.safetensors`.
 fn series_name(source: &Checkpoint) -> String {
     let name = source.path().file_stem().unwrap_or_default().to_string_lossy().into_owned();
-    // Six characters before `-of-` are the number of the shard: `-00001`.
-    let stem = match name.find("-of-").and_then(|at| name.get(..at.checked_sub(6)?)) {
+    let number_length = "-00001".len();
+    let stem = match name.find("-of-").and_then(|at| name.get(..at.checked_sub(number_length)?)) {
         Some(stem) if !stem.is_empty() => stem,
         _ => &name,
     };

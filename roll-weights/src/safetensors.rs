@@ -21,6 +21,8 @@ use crate::tensor_info::TensorInfo;
 
 /// Longest header in bytes: the format's own limit. A header is parsed into memory, so its length must be bounded.
 pub(crate) const MAX_HEADER: u64 = 100_000_000;
+/// Bytes of the header's length, which begin the file.
+const LENGTH_BYTES: usize = size_of::<u64>();
 
 /// An open safetensors file, memory-mapped.
 ///
@@ -73,18 +75,19 @@ impl<'de> Deserialize<'de> for Header {
 
 impl SafetensorsFile {
     /// Maps the file and parses its header.
-    pub fn open(path: &Path) -> Result<(Self, Parsed), WeightsError> {
+    pub fn open(path: &Path) -> Result<(Self, ParsedHeader), WeightsError> {
         let file = files::open(path).map_err(WeightsError::io("read", path))?;
         let length = file.metadata().map_err(WeightsError::io("read", path))?.len();
-        if length < 8 {
-            return Err(WeightsError::invalid(path, format!("truncated: expected 8 bytes, found {length}")));
+        if length < LENGTH_BYTES as u64 {
+            return Err(truncated(path, length));
         }
         // SAFETY: the map is read-only; the type documents the caveat about other processes.
         let map = unsafe { Mmap::map(&file) }.map_err(WeightsError::io("map", path))?;
-        let parsed = parse(path, &map)?;
-        Ok((Self { map: Arc::new(map), file }, parsed))
+        let header = parse(path, &map)?;
+        Ok((Self { map: Arc::new(map), file }, header))
     }
 
+    /// The bytes of a range, which share the map.
     pub fn slice(&self, range: Range<usize>) -> MapSlice {
         MapSlice { map: self.map.clone(), range }
     }
@@ -115,16 +118,25 @@ impl SafetensorsFile {
     }
 }
 
-/// The contents of a header: the tensors by name, and the `__metadata__`.
-pub(crate) type Parsed = (BTreeMap<String, TensorInfo>, BTreeMap<String, String>);
+/// The contents of a header.
+pub(crate) struct ParsedHeader {
+    /// The tensors by name.
+    pub tensors: BTreeMap<String, TensorInfo>,
+    /// The `__metadata__`.
+    pub metadata: BTreeMap<String, String>,
+}
 
-/// Parses the header of a file. `bytes` is the whole file, of at least eight bytes.
-fn parse(path: &Path, bytes: &[u8]) -> Result<Parsed, WeightsError> {
+/// The error of a file of `length` bytes, which is too short for the length of a header.
+fn truncated(path: &Path, length: u64) -> WeightsError {
+    WeightsError::invalid(path, format!("truncated: expected {LENGTH_BYTES} bytes, found {length}"))
+}
+
+/// Parses the header of a file. `bytes` is the whole file.
+fn parse(path: &Path, bytes: &[u8]) -> Result<ParsedHeader, WeightsError> {
     let length = bytes.len() as u64;
-    let mut prefix = [0; 8];
-    prefix.copy_from_slice(&bytes[..8]);
-    let header_length = u64::from_le_bytes(prefix);
-    let longest = MAX_HEADER.min(length - 8);
+    let prefix = bytes.first_chunk::<LENGTH_BYTES>().ok_or_else(|| truncated(path, length))?;
+    let header_length = u64::from_le_bytes(*prefix);
+    let longest = MAX_HEADER.min(length - LENGTH_BYTES as u64);
     if header_length > longest {
         let problem = format!(
             "not a safetensors file, or one that was cut off: the header claims to have {header_length} bytes, \
@@ -132,23 +144,21 @@ fn parse(path: &Path, bytes: &[u8]) -> Result<Parsed, WeightsError> {
         );
         return Err(WeightsError::invalid(path, problem));
     }
-    let data_start = 8 + header_length as usize; // fits, because the header is within the map
+    let data_start = LENGTH_BYTES + header_length as usize; // cannot overflow, because the header is within the file
     let invalid = |problem: String| WeightsError::invalid(path, problem);
-    let text =
-        std::str::from_utf8(&bytes[8..data_start]).map_err(|e| invalid(format!("the header is not UTF-8: {e}")))?;
+    let text = std::str::from_utf8(&bytes[LENGTH_BYTES..data_start])
+        .map_err(|e| invalid(format!("the header is not UTF-8: {e}")))?;
     let header: Header =
         serde_json::from_str(text).map_err(|e| invalid(format!("the header is not a safetensors header: {e}")))?;
-    Ok((locate(path, header.tensors, data_start, length)?, header.metadata))
+    let tensors = locate(path, header.tensors, data_start, length)?;
+    Ok(ParsedHeader { tensors, metadata: header.metadata })
 }
 
 /// Reads the tensors of a safetensors file in memory. Error messages call the file `name`.
 pub fn parse_safetensors(name: &str, bytes: &[u8]) -> Result<StateDict, WeightsError> {
     let path = Path::new(name);
-    if bytes.len() < 8 {
-        return Err(WeightsError::invalid(path, format!("truncated: expected 8 bytes, found {}", bytes.len())));
-    }
     let mut state = StateDict::new();
-    for (tensor_name, info) in parse(path, bytes)?.0 {
+    for (tensor_name, info) in parse(path, bytes)?.tensors {
         let dtype = info.supported_dtype(path, &tensor_name)?;
         let tensor = Tensor::from_bytes(dtype, info.shape, Arc::new(bytes[info.range].to_vec()));
         let tensor = tensor.map_err(|e| WeightsError::tensor(path, &tensor_name, e))?;
@@ -215,7 +225,13 @@ fn locate(
         }
         ranges.push((begin, end, name));
     }
-    // The ranges must follow each other without holes or overlap.
+    check_coverage(path, ranges, data_length)?;
+    Ok(tensors)
+}
+
+/// Fails unless the ranges of bytes (begin, end, name of the tensor) follow each other without holes or overlap, and
+/// cover all data.
+fn check_coverage(path: &Path, mut ranges: Vec<(u64, u64, String)>, data_length: u64) -> Result<(), WeightsError> {
     ranges.sort();
     let mut covered = 0;
     for (begin, end, tensor) in ranges {
@@ -233,7 +249,7 @@ fn locate(
         let problem = format!("expected {covered} bytes of tensors after the header, found {data_length}");
         return Err(WeightsError::invalid(path, problem));
     }
-    Ok(tensors)
+    Ok(())
 }
 
 /// The dtype with this name in a header; `None` if it is not supported.

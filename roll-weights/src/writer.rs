@@ -12,6 +12,9 @@ use serde_json::{Map, Value, json};
 use crate::error::WeightsError;
 use crate::safetensors::dtype_name;
 
+/// Bytes that are written to the file at a time.
+const BUFFER_BYTES: usize = 1 << 20;
+
 /// Writes `state` to `path` atomically: to a temporary file in the same directory, which is synced and renamed over
 /// `path`. Readers that have mapped the old file keep the old contents. The same input produces the same bytes.
 ///
@@ -36,6 +39,7 @@ pub fn save_safetensors(
     writer.finish()
 }
 
+/// The header entry of `tensor`.
 fn entry(name: &str, tensor: &Tensor) -> TensorEntry {
     TensorEntry {
         name: name.into(),
@@ -109,7 +113,7 @@ impl SafetensorsWriter {
         let file = OpenOptions::new().write(true).create(true).truncate(true).open(&temporary);
         let file = file.map_err(WeightsError::io("write", path))?;
         let missing = entries.first().map_or(0, |e| e.bytes);
-        let out = BufWriter::with_capacity(1 << 20, file);
+        let out = BufWriter::with_capacity(BUFFER_BYTES, file);
         let mut writer = Self { out: Some(out), path: path.into(), temporary, entries, current: 0, missing };
         writer.put(&(header.len() as u64).to_le_bytes())?;
         writer.put(&header)?;
@@ -167,6 +171,7 @@ impl SafetensorsWriter {
         }
     }
 
+    /// Appends bytes to the temporary file.
     fn put(&mut self, bytes: &[u8]) -> Result<(), WeightsError> {
         let Some(out) = &mut self.out else { return Ok(()) };
         out.write_all(bytes).map_err(WeightsError::io("write", &self.path))

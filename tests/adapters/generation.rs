@@ -59,7 +59,7 @@ fn the_adapter_of_a_run_generates_videos_and_starts_another_run() {
     world.done(&["convert-lora", "run", "elsewhere.safetensors", "--to", "comfyui"]);
     for expert in ["high_noise", "low_noise"] {
         let file = LoraFile::open(world.path(&format!("elsewhere_{expert}.safetensors"))).unwrap();
-        assert_eq!(file.adapters[0].is_for().unwrap().to_string(), expert);
+        assert_eq!(file.adapters[0].target_expert().unwrap().to_string(), expert);
     }
     world.done(&["convert-lora", "run", "low.safetensors", "--to", "kohya", "--expert", "low"]);
     let whole = world.done(&["inspect", "tiny"]);
@@ -77,7 +77,7 @@ fn the_adapter_of_a_run_generates_videos_and_starts_another_run() {
     );
     let next = started("low", &[&format!("model.lora_checkpoint={low}")]);
     assert_eq!(
-        LoraFile::open(next.join("adapter.safetensors")).unwrap().adapters[0].is_for().unwrap().to_string(),
+        LoraFile::open(next.join("adapter.safetensors")).unwrap().adapters[0].target_expert().unwrap().to_string(),
         "low_noise"
     );
 }

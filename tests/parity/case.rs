@@ -47,7 +47,7 @@ impl Setting {
     pub fn all() -> Outcome<(Vec<Self>, Vec<(Backend, String)>)> {
         let (mut settings, mut unusable) = (Vec::new(), Vec::new());
         for backend in Backend::ALL.into_iter().filter(|b| b.is_compiled() && roll_testing::is_tested(b.name())) {
-            if let Err(reason) = backend.usable(0) {
+            if let Err(reason) = backend.check_usable(0) {
                 unusable.push((backend, reason));
                 continue;
             }

@@ -30,6 +30,7 @@ pub const OPTIMIZER: &str = "time/optimizer";
 pub struct Stopwatch<'a> {
     progress: &'a dyn Progress,
     started: Instant,
+    /// Metric and start of the running phase.
     running: Option<(&'static str, Instant)>,
     seconds: BTreeMap<&'static str, f64>,
 }
@@ -54,7 +55,7 @@ impl<'a> Stopwatch<'a> {
     /// As [`Stopwatch::begin`], but does not fail if the user asked to stop, because a step must end once parameters
     /// have changed.
     pub fn begin_after_update(&mut self, metric: &'static str, description: Option<&str>) {
-        self.lap();
+        self.end_phase();
         if let Some(description) = description {
             self.progress.phase(description);
         }
@@ -64,7 +65,7 @@ impl<'a> Stopwatch<'a> {
     /// Ends the running phase and returns the seconds of each phase and of the whole step. Each is the maximum over
     /// ranks, because the other ranks wait for the slowest one.
     pub fn seconds(mut self, ranks: &dyn Communicator) -> Result<BTreeMap<String, f64>> {
-        self.lap();
+        self.end_phase();
         self.seconds.insert("time/step", self.started.elapsed().as_secs_f64());
         let measured: BTreeMap<String, f64> = self.seconds.into_iter().map(|(name, s)| (name.to_string(), s)).collect();
         let mut longest = measured.clone();
@@ -74,9 +75,10 @@ impl<'a> Stopwatch<'a> {
         Ok(longest)
     }
 
-    fn lap(&mut self) {
-        if let Some((metric, since)) = self.running.take() {
-            *self.seconds.entry(metric).or_default() += since.elapsed().as_secs_f64();
+    /// Ends the running phase, if there is one, and adds its seconds to its metric.
+    fn end_phase(&mut self) {
+        if let Some((metric, start)) = self.running.take() {
+            *self.seconds.entry(metric).or_default() += start.elapsed().as_secs_f64();
         }
     }
 }

@@ -22,8 +22,8 @@ pub enum OnNonfinite {
 /// `before_update` runs on every rank just before an update that takes place, with the number of samples of all ranks.
 /// Reward-FL measures gradient norms in it; other algorithms pass [`nothing_before_update`].
 ///
-/// `nonfinite` is the name and value of a number on this rank that was not finite. If it is `None`, it becomes the
-/// gradient norm that was not finite, or says that another rank met such a value.
+/// `nonfinite` is the name and value of a number on this rank that was not finite. If it is `None`, it is set to the
+/// gradient norm if that is not finite, or to a description of another rank's value.
 pub fn finish(
     ctx: &mut StepContext<'_>,
     counted: f64,
@@ -48,23 +48,20 @@ pub fn finish(
     if let Some(update) = update.as_ref().filter(|u| !u.applied) {
         nonfinite.get_or_insert(("the gradient norm".into(), update.grad_norm));
     }
-    let elsewhere = "a score or loss of another rank".to_string();
-    match nonfinite {
-        // A value of this rank, or the gradient norm.
-        Some((what, value)) if policy == OnNonfinite::Stop => {
-            return Err(Error::NonFinite { what: what.clone(), value: *value });
-        }
-        Some((what, value)) => {
-            tracing::warn!(step = ctx.step, value, "{what} is not finite: the update is left out");
-        }
-        // A value of another rank only.
-        None if any_nonfinite && policy == OnNonfinite::Stop => {
-            return Err(Error::NonFinite { what: elsewhere, value: f64::NAN });
-        }
-        None if any_nonfinite => *nonfinite = Some((elsewhere, f64::NAN)),
-        None => {}
+    if let Some((what, value)) = nonfinite
+        && policy == OnNonfinite::Skip
+    {
+        tracing::warn!(step = ctx.step, value, "{what} is not finite: the update is left out");
     }
-    Ok(update)
+    if any_nonfinite {
+        nonfinite.get_or_insert_with(|| ("a score or loss of another rank".into(), f64::NAN));
+    }
+    match nonfinite {
+        Some((what, value)) if policy == OnNonfinite::Stop => {
+            Err(Error::NonFinite { what: what.clone(), value: *value })
+        }
+        _ => Ok(update),
+    }
 }
 
 /// A `before_update` of [`finish`] that does nothing.

@@ -1,10 +1,17 @@
-//! The keys of a sample's random draws. They do not depend on the number of ranks.
+//! The keys of a sample's random draws, and the range of a draw. Keys do not depend on the number of ranks.
 //!
 //! A key has fields that do not overlap: the sample's index in the low bits, how often the sample occurred earlier in
 //! the same step from bit 40, and the number of the video from bit 52. Policy gradients add the number of the update or
 //! of the denoising step from bit 28, so an index is expected to be below 2^28.
 
 use roll_core::{Communicator, Result, Sample, communicator};
+
+/// The lowest bit of the number of the update, or of the denoising step.
+pub(crate) const UPDATE_OR_STEP_BIT: u32 = 28;
+/// The lowest bit of the number of earlier occurrences in the step.
+const REPEATS_BIT: u32 = 40;
+/// The lowest bit of the number of the video.
+const VIDEO_BIT: u32 = 52;
 
 /// Returns, for each sample of this rank, how often it already occurred in the same step. The samples of a step are one
 /// sequence over all ranks, in the order of the ranks. A count is above 0 only if a step has more samples than there
@@ -29,12 +36,17 @@ pub(crate) fn repeats(ranks: &dyn Communicator, samples: &[Sample]) -> Result<Ve
 
 /// The key of a sample's draws. A sample that already occurred `repeats` times in the same step gets other draws.
 pub(crate) fn draw_key(sample: &Sample, repeats: u64) -> u64 {
-    sample.index ^ (repeats << 40)
+    sample.index ^ (repeats << REPEATS_BIT)
+}
+
+/// A uniform draw from [-1, 1), as [`Noise::uniform`](roll_core::Noise::uniform) returns it, as a draw from [0, 1).
+pub(crate) fn in_unit_interval(draw: f32) -> f64 {
+    0.5 * (f64::from(draw) + 1.0)
 }
 
 /// The key for video `k` of a sample whose own key (see [`draw_key`]) is `key`; video 0 keeps `key`.
 pub(crate) fn rollout_key(key: u64, k: usize) -> u64 {
-    key ^ ((k as u64) << 52)
+    key ^ ((k as u64) << VIDEO_BIT)
 }
 
 #[cfg(test)]

@@ -1,15 +1,17 @@
 //! Training of video diffusion models: the algorithms Reward-FL, DiffusionNFT, Flow-GRPO and flow matching, and what a
 //! run of them trains on.
 //!
-//! An algorithm composes values and pullbacks of a model and a reward; it sees no device and no autodiff graph. [`rows`]
-//! are the clips and prompts of `data.metadata`. [`task`] is the task of runs on them: it deals rows out to the algorithm,
-//! evaluates, and looks for reward hacking. Both come with the feature `task`; the algorithms alone are a plugin's.
+//! An algorithm composes values and pullbacks of a model and a reward; it sees no device and no autodiff graph.
+//! [`rows`] are the clips and prompts of `data.metadata`. [`task`] is the task of runs on them: it deals rows out to
+//! the algorithm, evaluates, and looks for reward hacking. Both come with the feature `task`; a plugin uses the
+//! algorithms alone.
 //!
-//! *What it is not*: a trainer (`roll-train` has steps, checkpoints and metrics), and it imports no model and no reward.
+//! *What it is not*: a trainer (`roll-train` has steps, checkpoints and metrics), and it imports no model and no
+//! reward.
 //!
 //! *Where to start reading*: [`reward_fl`], whose `loss.rs` and `trajectory.rs` are the paper's formulas;
-//! [`policy_gradient`] has the parts that DiffusionNFT and Flow-GRPO share; `task/mod.rs` is a step from its rows to its
-//! report.
+//! [`policy_gradient`] has the parts that DiffusionNFT and Flow-GRPO share; `task/mod.rs` is a step from its rows to
+//! its report.
 //!
 //! A step of Reward-FL on the test doubles of `roll-testing`, a model of eight numbers and a reward of sines:
 //!

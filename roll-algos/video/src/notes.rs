@@ -40,6 +40,7 @@ pub fn kl_reference(config: &ConfiguredOptions<'_>) -> Vec<String> {
     if starts_from_lora && evaluates_nothing(config) { config.idle(&[NO_KL]) } else { Vec::new() }
 }
 
+/// Whether neither clips nor prompts are evaluated.
 fn evaluates_nothing(config: &ConfiguredOptions<'_>) -> bool {
     let samples = config.value("evaluation.train_samples").and_then(|value| value.as_f64()).unwrap_or(0.0);
     let prompts = config.value("evaluation.prompts").and_then(|list| list.as_array()).map_or(0, Vec::len);
@@ -51,6 +52,7 @@ fn evaluates_nothing(config: &ConfiguredOptions<'_>) -> bool {
 pub fn buckets(config: &ConfiguredOptions<'_>) -> Result<Vec<String>> {
     let algorithm = config.value("algo.name").and_then(|name| name.as_str()).unwrap_or("the algorithm");
     let named = config.named(&["data.bucket_ratios", "data.bucket_frames"]);
+    // `named` ends with its verb: "`data.bucket_frames: [33]` has".
     let note = |named| {
         format!(
             "{named} an effect on the size, length and order of clips alone: `{algorithm}` computes one sample at a \
@@ -64,6 +66,7 @@ roll_core::inventory::submit! {
     OptionNotes { kind: Kind::Algorithm, name: "flow_matching", idle: FLOW_MATCHING, more: None }
 }
 
+/// Keys without effect under a condition on one key, for `flow_matching`.
 const FLOW_MATCHING: &[IdleKeys] = &[
     SHIFT,
     GUIDANCE,

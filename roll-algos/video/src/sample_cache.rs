@@ -22,7 +22,7 @@ impl Bytes for Conditioning {
 
 /// One value per sample, up to a number of bytes in total. The least recently used values are removed first.
 pub(crate) struct SampleCache<T> {
-    /// Most bytes of all values.
+    /// The most bytes that all values may have together.
     limit: usize,
     /// Bytes of all values.
     bytes: usize,

@@ -143,8 +143,8 @@ impl UnipcStep {
                 let mean_tau = (b / -h - 1.0) / b;
                 let mean_tau_squared = ((b / -h - 1.0) / -h - 0.5) * 2.0 / b;
                 // `tau` is 1 at t and r at e. The step is exact for the degrees 1 and 2 if `w + r u = mean_tau` and
-                // `w + r^2 u = mean_tau_squared`. So `r u (1 - r) = mean_tau - mean_tau_squared`. It is
-                // expressed by 1 / r, because r is infinite if the previous step began at pure noise.
+                // `w + r^2 u = mean_tau_squared`. So `r u (1 - r) = mean_tau - mean_tau_squared`. `r u`
+                // is computed from `1 / r`, because r is infinite if the previous step began at pure noise.
                 let r_times_u = (mean_tau - mean_tau_squared) * inverse_r / (inverse_r - 1.0);
                 (mean_tau - r_times_u, r_times_u * inverse_r)
             }

@@ -9,7 +9,8 @@ use roll_core::{Error, Result, ScheduleFacts, Sigma, Timestep};
 /// The timestep of pure noise: the scale that the networks were trained on.
 const TRAIN_TIMESTEPS: f32 = 1000.0;
 
-/// A table of `n + 1` noise levels for `n` steps. It descends to 0, the data, except after `FlowSchedule::between`.
+/// A table of `n + 1` noise levels for `n` steps. The levels descend to 0, the data, except in the one step of
+/// `FlowSchedule::between`.
 #[derive(Clone, Debug, PartialEq)]
 pub struct FlowSchedule {
     sigmas: Vec<f32>,
@@ -59,6 +60,7 @@ impl FlowSchedule {
         Self { timesteps: sigmas.iter().map(|s| s * TRAIN_TIMESTEPS).collect(), sigmas }
     }
 
+    /// The table of the noise levels `linear` after the shift, with timesteps that are not rounded.
     fn shifted(linear: impl Iterator<Item = f32>, shift: f64) -> Self {
         let (shift, excess) = (shift as f32, (shift - 1.0) as f32);
         let sigmas: Vec<f32> = linear.map(|t| shift * t / (1.0 + excess * t)).chain([0.0]).collect();
@@ -94,7 +96,7 @@ impl FlowSchedule {
     /// The noise level before step `i`, computed from the timestep. The model compares it with the boundary of its
     /// experts.
     pub(crate) fn expert_level(&self, i: usize) -> Sigma {
-        Sigma(self.timestep(i).0 / 1000.0)
+        Sigma(self.timestep(i).0 / f64::from(TRAIN_TIMESTEPS))
     }
 
     /// Whether trainable parameters act at step `i`.
@@ -108,7 +110,7 @@ impl FlowSchedule {
     }
 
     /// Weight of each timestep (without the final 0) in flow-matching training: a bell around the middle, whose mean is
-    /// 1.
+    /// 1. The formula assumes a step for each of the network's 1000 timesteps.
     pub fn training_weights(&self) -> Vec<f32> {
         let n = self.steps() as f64;
         let bell = |t: &f32| (-2.0 * ((f64::from(*t) - n / 2.0) / n).powi(2)).exp();
@@ -119,6 +121,7 @@ impl FlowSchedule {
     }
 }
 
+/// Fails unless there is a step, and the shift is a positive number.
 fn check(steps: usize, shift: f64) -> Result<()> {
     if steps == 0 {
         return Err(Error::config("num_inference_steps", "must be at least 1"));

@@ -24,9 +24,13 @@ const NON_BLOCKING: c_uint = 1;
 /// `cudaEventDisableTiming`.
 const WITHOUT_TIMING: c_uint = 2;
 /// `cudaHostAllocDefault`.
-const DEFAULT: c_uint = 0;
-/// Bytes that the pool of pinned memory ([`super::pool::Pool`]) may hold beyond its peak use, so that buffers for
-/// copies of parameters do not evict the buffers of offloaded segment inputs.
+const ALLOC_DEFAULT: c_uint = 0;
+/// `cudaEventWaitDefault`.
+const WAIT_DEFAULT: c_uint = 0;
+/// `cudaSuccess`.
+const SUCCESS: c_int = 0;
+/// Bytes that the pool of pinned memory ([`super::pool::Pool`]) may hold beyond its peak use. With this room, buffers
+/// for copies of parameters do not evict the buffers of offloaded segment inputs.
 const SPARE: usize = 1 << 29;
 
 functions! {
@@ -76,7 +80,7 @@ impl Functions {
     }
 
     fn check(&self, call: &'static str, code: c_int) -> Result<(), RuntimeError> {
-        if code == 0 {
+        if code == SUCCESS {
             return Ok(());
         }
         // SAFETY: the first call clears the error, which libtorch would otherwise report as its own; the second returns
@@ -203,7 +207,7 @@ impl Runtime for Cuda {
     fn stream_wait_event(&self, stream: Stream, event: &Event) -> Result<(), RuntimeError> {
         self.on_device(|| {
             // SAFETY: both handles are alive; the stream keeps the event's state, not the handle.
-            let code = unsafe { (self.functions.stream_wait_event)(self.handle(stream), event.handle(), 0) };
+            let code = unsafe { (self.functions.stream_wait_event)(self.handle(stream), event.handle(), WAIT_DEFAULT) };
             self.functions.check("cudaStreamWaitEvent", code)
         })
     }
@@ -236,7 +240,7 @@ impl Runtime for Cuda {
         self.on_device(|| {
             let mut at: *mut c_void = std::ptr::null_mut();
             // SAFETY: writes an address.
-            let code = unsafe { (self.functions.host_alloc)(&mut at, bytes, DEFAULT) };
+            let code = unsafe { (self.functions.host_alloc)(&mut at, bytes, ALLOC_DEFAULT) };
             self.functions.check("cudaHostAlloc", code)?;
             Ok(at.expose_provenance())
         })
@@ -245,8 +249,8 @@ impl Runtime for Cuda {
     unsafe fn unpin(&self, at: usize, _bytes: usize) {
         // SAFETY: as the caller promises.
         let code = unsafe { (self.functions.free_host)(std::ptr::with_exposed_provenance_mut(at)) };
-        if let Err(failed) = self.functions.check("cudaFreeHost", code) {
-            tracing::warn!("page-locked memory could not be freed: {failed}");
+        if let Err(error) = self.functions.check("cudaFreeHost", code) {
+            tracing::warn!("page-locked memory could not be freed: {error}");
         }
     }
 }
@@ -261,25 +265,25 @@ pub(crate) fn copy_streams_of(device: usize) -> Option<Arc<CopyStreams<Cuda>>> {
         return copy_streams.clone();
     }
     let copy_streams =
-        Cuda::new(device).map(|cuda| CopyStreams::new(cuda, SPARE)).map_err(|failed| warn_unusable(&failed)).ok();
+        Cuda::new(device).map(|cuda| CopyStreams::new(cuda, SPARE)).map_err(|error| warn_unusable(&error)).ok();
     known.push((device, copy_streams.clone()));
     copy_streams
 }
 
 /// Disables the copy streams of this GPU after a failure.
-pub(crate) fn disable(device: usize, failed: &RuntimeError) {
+pub(crate) fn disable(device: usize, error: &RuntimeError) {
     let mut known = lock(&KNOWN);
     if let Some((_, copy_streams)) = known.iter_mut().find(|(number, _)| *number == device)
         && copy_streams.take().is_some()
     {
-        warn_unusable(failed);
+        warn_unusable(error);
     }
 }
 
-fn warn_unusable(failed: &RuntimeError) {
+fn warn_unusable(error: &RuntimeError) {
     tracing::warn!(
         "copies between GPU and host go through libtorch's own stream, and kernels wait for them: a separate \
-         stream cannot be used ({failed})"
+         stream cannot be used ({error})"
     );
 }
 

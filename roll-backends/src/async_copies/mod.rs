@@ -83,21 +83,21 @@ pub(crate) struct H2dCopy<R: Runtime, T> {
 /// Memory of the GPU that was just allocated, and that any thread may fill while kernels of the allocating thread run.
 pub(crate) struct Destination<R: Runtime, T> {
     copy_streams: Arc<CopyStreams<R>>,
-    /// Reached when kernels no longer use the memory (rule 3).
-    free: R::Event,
+    /// Reached when earlier kernels no longer use the memory (rule 3).
+    kernels_done: R::Event,
     /// The copies into the memory.
     arriving: Vec<H2dCopy<R, T>>,
 }
 
 impl From<RuntimeError> for BackendError {
-    fn from(failed: RuntimeError) -> Self {
-        Self::Offload { reason: failed.to_string() }
+    fn from(error: RuntimeError) -> Self {
+        Self::Offload { reason: error.to_string() }
     }
 }
 
 impl From<RuntimeError> for roll_core::Error {
-    fn from(failed: RuntimeError) -> Self {
-        BackendError::from(failed).into()
+    fn from(error: RuntimeError) -> Self {
+        BackendError::from(error).into()
     }
 }
 
@@ -122,8 +122,8 @@ impl<R: Runtime> CopyStreams<R> {
         let queue = || {
             let kernels_done = self.runtime.record_event(Stream::Compute)?;
             self.runtime.stream_wait_event(Stream::ToHost, &kernels_done)?;
-            if let Some(last) = &buffer.last {
-                self.runtime.stream_wait_event(Stream::ToHost, last)?;
+            if let Some(last_copy) = &buffer.last_copy {
+                self.runtime.stream_wait_event(Stream::ToHost, last_copy)?;
             }
             // SAFETY: as the caller promises; the stream waits for the last use of the buffer, and both memories are
             // held until the copy has finished or the streams wait for it.
@@ -133,15 +133,15 @@ impl<R: Runtime> CopyStreams<R> {
         match queue() {
             Ok(done) => {
                 let done = Arc::new(done);
-                let buffer = Some(Buffer { last: Some(done.clone()), ..buffer });
+                let buffer = Some(Buffer { last_copy: Some(done.clone()), ..buffer });
                 Ok(D2hCopy { copy_streams: self.clone(), buffer, bytes, done, source: Some(source) })
             }
-            Err(failed) => {
+            Err(error) => {
                 match self.runtime.synchronize_stream(Stream::ToHost) {
                     Ok(()) => lock(&self.pool).put(buffer),
                     Err(_) => mem::forget(source), // rule 6
                 }
-                Err(failed)
+                Err(error)
             }
         }
     }
@@ -154,39 +154,40 @@ impl<R: Runtime> CopyStreams<R> {
         for buffer in taken {
             match buffer {
                 Ok(buffer) => pool.put(buffer),
-                Err(failed) => result = Err(failed),
+                Err(error) => result = Err(error),
             }
         }
         result
     }
 
-    /// Queues a copy from `buffer` to `device_address`. `to` owns that memory; kernels no longer use it after `free`.
+    /// Queues a copy from `buffer` to `device_address`. `to` owns that memory, and kernels no longer use it
+    /// after `kernels_done`.
     ///
     /// # Safety
-    /// The requirements of [`D2hCopy::begin_h2d`]. `free` must follow the copy that fills `buffer`, unless the host has
-    /// waited for it (rule 5).
+    /// The requirements of [`D2hCopy::begin_h2d`]. `kernels_done` must follow the copy that fills `buffer`, unless the
+    /// host has waited for that copy (rule 5).
     unsafe fn queue_h2d<T>(
         self: &Arc<Self>,
         buffer: &Buffer<R>,
         bytes: usize,
         to: T,
         device_address: usize,
-        free: &R::Event,
+        kernels_done: &R::Event,
     ) -> Result<H2dCopy<R, T>, RuntimeError> {
         let queue = || {
-            self.runtime.stream_wait_event(Stream::ToDevice, free)?;
-            // SAFETY: rules 3 and 5: this stream waits for `free`, so the memory is free and the buffer full. Both are
-            // held until the copy has finished or the streams wait for it.
+            self.runtime.stream_wait_event(Stream::ToDevice, kernels_done)?;
+            // SAFETY: rules 3 and 5: this stream waits for `kernels_done`, so the memory is free and the buffer full.
+            // Both are held until the copy has finished or the streams wait for it.
             unsafe { self.runtime.copy(Stream::ToDevice, device_address, buffer.at, bytes)? };
             self.runtime.record_event(Stream::ToDevice)
         };
         match queue() {
             Ok(done) => Ok(H2dCopy { copy_streams: self.clone(), done: Arc::new(done), tensor: Some(to) }),
-            Err(failed) => {
+            Err(error) => {
                 if self.runtime.synchronize_stream(Stream::ToDevice).is_err() {
                     mem::forget(to); // rule 6
                 }
-                Err(failed)
+                Err(error)
             }
         }
     }
@@ -221,11 +222,11 @@ impl<R: Runtime, T> D2hCopy<R, T> {
         let Some(buffer) = &mut self.buffer else {
             return Err(RuntimeError { call: "a copy to the GPU", reason: "its buffer is gone".into() });
         };
-        let free = self.copy_streams.runtime.record_event(Stream::Compute)?;
-        // SAFETY: as the caller promises. Rule 5: the compute stream waits for `done` (`release`) before `free`, or
-        // this thread has waited (`Self::wait_for_bytes`, after which `release` does nothing).
-        let copy = unsafe { self.copy_streams.queue_h2d(buffer, self.bytes, to, device_address, &free)? };
-        buffer.last = Some(copy.done.clone());
+        let kernels_done = self.copy_streams.runtime.record_event(Stream::Compute)?;
+        // SAFETY: as the caller promises. Rule 5: the compute stream waits for `done` (`release`) before
+        // `kernels_done`, or this thread has waited (`Self::wait_for_bytes`, after which `release` does nothing).
+        let copy = unsafe { self.copy_streams.queue_h2d(buffer, self.bytes, to, device_address, &kernels_done)? };
+        buffer.last_copy = Some(copy.done.clone());
         Ok(copy)
     }
 
@@ -262,8 +263,8 @@ impl<R: Runtime, T> Destination<R, T> {
     /// A destination whose copies wait for the kernels that are queued now. Call this after the allocation of the
     /// memory, on the thread that queues kernels.
     pub(crate) fn new(copy_streams: &Arc<CopyStreams<R>>) -> Result<Self, RuntimeError> {
-        let free = copy_streams.runtime.record_event(Stream::Compute)?;
-        Ok(Self { copy_streams: copy_streams.clone(), free, arriving: Vec::new() })
+        let kernels_done = copy_streams.runtime.record_event(Stream::Compute)?;
+        Ok(Self { copy_streams: copy_streams.clone(), kernels_done, arriving: Vec::new() })
     }
 
     /// Lets `write` fill a pinned buffer of `bytes`, and starts the buffer's copy to `device_address`. `to` owns that
@@ -281,16 +282,16 @@ impl<R: Runtime, T> Destination<R, T> {
     ) -> Result<(), RuntimeError> {
         let CopyStreams { runtime, pool } = self.copy_streams.as_ref();
         let mut buffer = lock(pool).take(runtime, bytes)?;
-        if let Some(last) = buffer.last.take() {
+        if let Some(last_copy) = buffer.last_copy.take() {
             // If this fails, the buffer may be in use. It is leaked: `Buffer` has no destructor.
-            runtime.synchronize_event(&last)?;
+            runtime.synchronize_event(&last_copy)?;
         }
         // SAFETY: `buffer` is unshared memory of at least that size, and no copy uses it.
         write(unsafe { std::slice::from_raw_parts_mut(std::ptr::with_exposed_provenance_mut(buffer.at), bytes) });
         // If this fails, the copy may be in flight. The buffer is leaked, too.
         // SAFETY: as the caller promises.
-        let copy = unsafe { self.copy_streams.queue_h2d(&buffer, bytes, to, device_address, &self.free) }?;
-        buffer.last = Some(copy.done.clone());
+        let copy = unsafe { self.copy_streams.queue_h2d(&buffer, bytes, to, device_address, &self.kernels_done) }?;
+        buffer.last_copy = Some(copy.done.clone());
         lock(pool).put(buffer);
         self.arriving.push(copy);
         Ok(())

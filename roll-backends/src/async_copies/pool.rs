@@ -6,10 +6,12 @@ use super::runtime::{Runtime, RuntimeError, Stream};
 
 /// A buffer of pinned host memory.
 pub(super) struct Buffer<R: Runtime> {
+    /// The address.
     pub(super) at: usize,
+    /// Bytes of the buffer.
     pub(super) capacity: usize,
     /// The event after the last copy from or to the buffer; the next user waits for it, on a stream or on the host.
-    pub(super) last: Option<Arc<R::Event>>,
+    pub(super) last_copy: Option<Arc<R::Event>>,
 }
 
 /// The pool's idle buffers. Idle and used buffers together take at most `spare` bytes more than the peak use.
@@ -34,8 +36,9 @@ impl<R: Runtime> Pool<R> {
     /// Returns the smallest idle buffer of at least `bytes` and at most twice as many, or else a new one of `bytes`.
     pub(super) fn take(&mut self, runtime: &R, bytes: usize) -> Result<Buffer<R>, RuntimeError> {
         let bytes = bytes.max(1);
-        let fits = |buffer: &Buffer<R>| (bytes..=bytes.saturating_mul(2)).contains(&buffer.capacity);
-        let smallest = (0..self.idle.len()).filter(|i| fits(&self.idle[*i])).min_by_key(|i| self.idle[*i].capacity);
+        let is_fitting = |buffer: &Buffer<R>| (bytes..=bytes.saturating_mul(2)).contains(&buffer.capacity);
+        let fitting = (0..self.idle.len()).filter(|i| is_fitting(&self.idle[*i]));
+        let smallest = fitting.min_by_key(|i| self.idle[*i].capacity);
         if let Some(index) = smallest {
             let buffer = self.idle.remove(index);
             self.used += buffer.capacity;
@@ -55,7 +58,7 @@ impl<R: Runtime> Pool<R> {
         self.pinned += bytes;
         self.used += bytes;
         self.peak = new_peak;
-        Ok(Buffer { at, capacity: bytes, last: None })
+        Ok(Buffer { at, capacity: bytes, last_copy: None })
     }
 
     /// Takes a buffer back.
@@ -64,16 +67,16 @@ impl<R: Runtime> Pool<R> {
         self.idle.push(buffer);
     }
 
-    /// Frees idle buffers until at most `bytes` are pinned or none is idle.
-    pub(super) fn shrink(&mut self, runtime: &R, bytes: usize) -> Result<(), RuntimeError> {
-        if self.pinned <= bytes || self.idle.is_empty() {
+    /// Frees idle buffers until at most `max_pinned` bytes are pinned or no buffer is idle.
+    pub(super) fn shrink(&mut self, runtime: &R, max_pinned: usize) -> Result<(), RuntimeError> {
+        if self.pinned <= max_pinned || self.idle.is_empty() {
             return Ok(());
         }
         // Waiting for both streams is acceptable, because little is in flight then, and the pool only shrinks when
         // samples of another size come.
         runtime.synchronize_stream(Stream::ToHost)?;
         runtime.synchronize_stream(Stream::ToDevice)?;
-        while self.pinned > bytes && !self.idle.is_empty() {
+        while self.pinned > max_pinned && !self.idle.is_empty() {
             let Buffer { at, capacity, .. } = self.idle.remove(0);
             // SAFETY: the buffer is idle, and all copies have finished.
             unsafe { runtime.unpin(at, capacity) };

@@ -32,7 +32,7 @@ pub(crate) fn upload<E: Pod>(values: &[E], kind: Kind, number: usize) -> Option<
         unsafe { upload_to(&mut destination, values, &tensor)? };
         destination.arrive()
     };
-    copy().map_err(|failed| disable(number, &failed)).ok()?;
+    copy().map_err(|error| disable(number, &error)).ok()?;
     Some(tensor)
 }
 

@@ -71,11 +71,15 @@ impl BlockMatrix {
     /// Decodes some columns of some rows into `values`, row-major. Panics if `columns` does not begin and end at a
     /// block boundary.
     pub fn decode_part(&self, rows: Range<usize>, columns: Range<usize>, values: &mut [f32]) {
-        let (row_bytes, unit) = (self.row_bytes(), self.kind.values());
-        assert!(columns.start % unit == 0 && columns.end % unit == 0, "columns {columns:?} in blocks of {unit}");
-        let bytes_in_row = columns.start / unit * self.kind.bytes()..columns.end / unit * self.kind.bytes();
+        let (row_bytes, block_values) = (self.row_bytes(), self.kind.values());
+        assert!(
+            columns.start % block_values == 0 && columns.end % block_values == 0,
+            "columns {columns:?} in blocks of {block_values}"
+        );
+        let first_byte = columns.start / block_values * self.kind.bytes();
+        let end_byte = columns.end / block_values * self.kind.bytes();
         for (row, values) in rows.zip(values.chunks_exact_mut(columns.len().max(1))) {
-            self.kind.decode_into(&self.bytes[row * row_bytes..][bytes_in_row.clone()], values);
+            self.kind.decode_into(&self.bytes[row * row_bytes..][first_byte..end_byte], values);
         }
     }
 

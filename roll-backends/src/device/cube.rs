@@ -18,14 +18,14 @@ pub fn set_up(change: impl FnOnce(&mut CubeClRuntimeConfig)) {
     }
     let mut config = CubeClRuntimeConfig::default().override_from_env();
     change(&mut config);
-    keep_kernels(&mut config);
+    enable_kernel_cache(&mut config);
     CubeClRuntimeConfig::try_set(config);
 }
 
 /// Enables CubeCL's cache of compiled kernels, which is keyed by GPU, driver and build of this program. Several
 /// processes may share the directory. If the directory is not writable, kernels are compiled anew.
 #[cfg(feature = "kernel-cache")]
-fn keep_kernels(config: &mut CubeClRuntimeConfig) {
+fn enable_kernel_cache(config: &mut CubeClRuntimeConfig) {
     let Some(directory) = kernel_directory(|name| std::env::var_os(name)) else { return };
     tracing::debug!("compiled kernels are kept in {}", directory.display());
     config.compilation.cache = true;
@@ -33,7 +33,7 @@ fn keep_kernels(config: &mut CubeClRuntimeConfig) {
 }
 
 #[cfg(not(feature = "kernel-cache"))]
-fn keep_kernels(_: &mut CubeClRuntimeConfig) {}
+fn enable_kernel_cache(_: &mut CubeClRuntimeConfig) {}
 
 /// The folder `kernels` of the cache directory; `None` if the cache is disabled.
 #[cfg(feature = "kernel-cache")]

@@ -8,12 +8,12 @@ use cubecl::config::memory::CudaAllocator;
 use libloading::Library;
 
 use super::memory::DRIVER;
-use crate::library::{first, functions};
+use crate::library::{functions, open_first};
 
 /// Fails, with the name of the missing part, unless device `number` can run kernels. Checks the driver, the device,
 /// NVRTC and its headers.
-pub fn usable(number: usize) -> Result<(), String> {
-    let (driver, _) = first(&DRIVER).map_err(|_| {
+pub fn check_usable(number: usize) -> Result<(), String> {
+    let (driver, _) = open_first(&DRIVER).map_err(|_| {
         let names = DRIVER.join(" or ");
         format!("NVIDIA's driver is not installed: {names} is not found (`nvidia-smi` lists the GPUs where it is)")
     })?;
@@ -21,7 +21,7 @@ pub fn usable(number: usize) -> Result<(), String> {
     if number >= count {
         return Err(super::no_such_device(number, count));
     }
-    compiler::usable(newest)
+    compiler::check_usable(newest)
 }
 
 /// Configures CubeCL for CUDA. Must be called before the first device is opened.
@@ -29,13 +29,13 @@ pub fn set_up() {
     super::cube::set_up(|config| {
         // `cudaMallocAsync`: memory is allocated and freed in stream order, without a synchronisation.
         config.memory.cuda.allocator = CudaAllocator::Async;
-        // CubeCL gives every thread a stream with memory pools of its own. Copies run on threads of their own, so that
-        // without a limit the streams of these threads would hold further pools.
+        // CubeCL gives every thread a stream with memory pools of its own. Copies run on threads of their own, whose
+        // streams would hold further pools without a limit.
         config.streaming.max_streams = STREAMS;
     });
 }
 
-/// One stream for kernels, the rest for copies.
+/// Limit of CubeCL's streams: one for kernels, the others for copies.
 const STREAMS: u8 = 4;
 
 functions! {
@@ -46,6 +46,13 @@ functions! {
     }
 }
 
+/// `CUDA_SUCCESS`.
+const SUCCESS: c_int = 0;
+/// `CUDA_ERROR_NO_DEVICE`.
+const NO_DEVICE: c_int = 100;
+/// The only value that `cuInit` accepts.
+const NO_FLAGS: u32 = 0;
+
 /// The number of devices that the driver reports, and the newest CUDA that it supports: 12040 is 12.4.
 fn devices(driver: Library) -> Result<(usize, c_int), String> {
     let broken = |what: &str| format!("NVIDIA's driver does not work: {what} (does `nvidia-smi` list the GPUs?)");
@@ -53,18 +60,18 @@ fn devices(driver: Library) -> Result<(usize, c_int), String> {
     let (mut count, mut version): (c_int, c_int) = (0, 0);
     // SAFETY: the numbers outlive the calls.
     let code = unsafe {
-        match (driver.init)(0) {
-            0 => match (driver.count)(&mut count) {
-                0 => (driver.version)(&mut version),
-                code => code,
-            },
-            code => code,
+        let mut code = (driver.init)(NO_FLAGS);
+        if code == SUCCESS {
+            code = (driver.count)(&mut count);
         }
+        if code == SUCCESS {
+            code = (driver.version)(&mut version);
+        }
+        code
     };
     match code {
-        0 => Ok((usize::try_from(count).unwrap_or(0), version)),
-        // CUDA_ERROR_NO_DEVICE.
-        100 => Ok((0, version)),
+        SUCCESS => Ok((usize::try_from(count).unwrap_or(0), version)),
+        NO_DEVICE => Ok((0, version)),
         code => Err(broken(&format!("it answers with error {code}"))),
     }
 }

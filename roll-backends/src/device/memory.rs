@@ -4,7 +4,7 @@ use std::ffi::{c_int, c_uint, c_void};
 use std::process::Command;
 
 use super::{Backend, parse};
-use crate::library::{first, functions};
+use crate::library::{functions, open_first};
 
 /// Bytes of the memory of the GPU that `backend` names; `None` if it is not an NVIDIA GPU, or neither the driver nor
 /// `nvidia-smi` answers.
@@ -28,6 +28,11 @@ pub fn used(number: usize) -> Option<u64> {
 /// `nvidia-smi`.
 pub const DRIVER: [&str; 2] = ["libcuda.so.1", "libcuda.so"];
 
+/// `CUDA_SUCCESS`.
+const SUCCESS: c_int = 0;
+/// The only value that `cuInit` accepts.
+const NO_FLAGS: c_uint = 0;
+
 functions! {
     /// NVIDIA's driver. It numbers GPUs as CUDA_VISIBLE_DEVICES does.
     Driver {
@@ -43,22 +48,23 @@ functions! {
 
 impl Driver {
     fn open(names: &[&str]) -> Option<Self> {
-        let driver = Self::find(first(names).ok()?.0).ok()?;
+        let (library, _) = open_first(names).ok()?;
+        let driver = Self::find(library).ok()?;
         // SAFETY: the driver may be initialised repeatedly.
-        (unsafe { (driver.init)(0) } == 0).then_some(driver)
+        (unsafe { (driver.init)(NO_FLAGS) } == SUCCESS).then_some(driver)
     }
 
     /// The driver's handle of a GPU.
     fn device(&self, number: usize) -> Option<c_int> {
         let (mut device, number) = (0, c_int::try_from(number).ok()?);
         // SAFETY: the number outlives the call.
-        (unsafe { (self.device)(&mut device, number) } == 0).then_some(device)
+        (unsafe { (self.device)(&mut device, number) } == SUCCESS).then_some(device)
     }
 
     fn total(&self, number: usize) -> Option<u64> {
         let (mut bytes, device) = (0, self.device(number)?);
         // SAFETY: as in `device`.
-        (unsafe { (self.total)(&mut bytes, device) } == 0).then_some(bytes as u64)
+        (unsafe { (self.total)(&mut bytes, device) } == SUCCESS).then_some(bytes as u64)
     }
 
     /// Queries in the primary context, in which libtorch and CubeCL compute; it is created if necessary, and kept.
@@ -68,19 +74,19 @@ impl Driver {
         let (mut free, mut total) = (0, 0);
         // SAFETY: the context is current during the query only.
         let code = unsafe {
-            if (self.retain)(&mut context, device) != 0 || (self.push)(context) != 0 {
+            if (self.retain)(&mut context, device) != SUCCESS || (self.push)(context) != SUCCESS {
                 return None;
             }
             let code = (self.info)(&mut free, &mut total);
             (self.pop)(&mut context);
             code
         };
-        (code == 0).then_some(total.saturating_sub(free) as u64)
+        (code == SUCCESS).then_some(total.saturating_sub(free) as u64)
     }
 }
 
 /// Bytes of the memory figure `what` of a GPU, as `nvidia-smi` reports it. `nvidia-smi` numbers all GPUs of the
-/// machine, so that `number` is looked up in CUDA_VISIBLE_DEVICES.
+/// machine, whereas `number` counts those of CUDA_VISIBLE_DEVICES and is looked up there.
 fn query_nvidia_smi(what: &str, number: usize) -> Option<u64> {
     let visible = std::env::var("CUDA_VISIBLE_DEVICES").unwrap_or_default();
     let name = if visible.is_empty() { number.to_string() } else { visible.split(',').nth(number)?.trim().to_string() };
@@ -95,7 +101,8 @@ fn query_nvidia_smi(what: &str, number: usize) -> Option<u64> {
 pub fn host_peak() -> Option<u64> {
     let text = std::fs::read_to_string("/proc/self/status").ok()?;
     let line = text.lines().find_map(|line| line.strip_prefix("VmHWM:"))?;
-    Some(line.split_whitespace().next()?.parse::<u64>().ok()? * 1024)
+    let kibibytes: u64 = line.split_whitespace().next()?.parse().ok()?;
+    Some(kibibytes << 10)
 }
 
 #[cfg(test)]

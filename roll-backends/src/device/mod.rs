@@ -111,7 +111,7 @@ impl Backend {
 
     /// Fails, with the reason and a remedy, if device `number` cannot be used on this machine. Looks for libraries and
     /// hardware without starting Burn, which would panic.
-    pub fn usable(self, number: usize) -> std::result::Result<(), String> {
+    pub fn check_usable(self, number: usize) -> std::result::Result<(), String> {
         if !self.is_compiled() {
             let built = names(Self::is_compiled);
             return Err(format!(
@@ -122,9 +122,9 @@ impl Backend {
         let _ = number; // unused in a build without numbered devices
         match self {
             #[cfg(feature = "libtorch")]
-            Self::LibTorchCuda => libtorch_cuda(number),
+            Self::LibTorchCuda => check_libtorch_cuda(number),
             #[cfg(feature = "cuda")]
-            Self::Cuda => cuda::usable(number),
+            Self::Cuda => cuda::check_usable(number),
             #[cfg(feature = "wgpu")]
             Self::Wgpu => wgpu::open(number).map(drop),
             _ => Ok(()),
@@ -151,7 +151,7 @@ fn names(include: impl Fn(Backend) -> bool) -> String {
 /// the remedy.
 pub fn device(name: &str) -> Result<Device> {
     let (backend, number) = parse(name)?;
-    backend.usable(number).map_err(|reason| backend_error(name, reason))?;
+    backend.check_usable(number).map_err(|reason| backend_error(name, reason))?;
     open(backend, number).ok_or_else(|| backend_error(name, "it is not part of this build".into()))
 }
 
@@ -187,7 +187,7 @@ fn open(backend: Backend, number: usize) -> Option<Device> {
         Backend::Flex => Some(Device::flex()),
         #[cfg(feature = "libtorch")]
         Backend::LibTorch => {
-            share_threads();
+            set_libtorch_threads();
             Some(Device::libtorch())
         }
         #[cfg(feature = "libtorch")]
@@ -206,12 +206,13 @@ fn open(backend: Backend, number: usize) -> Option<Device> {
 
 /// Makes libtorch use the same number of threads as rayon, so that `RAYON_NUM_THREADS` applies to both.
 #[cfg(feature = "libtorch")]
-fn share_threads() {
+fn set_libtorch_threads() {
     tch::set_num_threads(i32::try_from(rayon::current_num_threads()).unwrap_or(i32::MAX));
 }
 
+/// Fails, with the reason, unless libtorch can use GPU `number`.
 #[cfg(feature = "libtorch")]
-fn libtorch_cuda(number: usize) -> std::result::Result<(), String> {
+fn check_libtorch_cuda(number: usize) -> std::result::Result<(), String> {
     if !tch::Cuda::is_available() {
         let has_cuda = std::fs::read_to_string("/proc/self/maps").is_ok_and(|maps| maps.contains("/libtorch_cuda"));
         let problem = if has_cuda {
@@ -297,7 +298,7 @@ pub fn is_host(device: &Device) -> bool {
 }
 
 /// Whether convolutions on the device are fastest with channels innermost (channels-last). True for libtorch's GPUs.
-pub fn channels_innermost(device: &Device) -> bool {
+pub fn prefers_channels_innermost(device: &Device) -> bool {
     libtorch_gpu(device).is_some()
 }
 
@@ -334,7 +335,7 @@ mod tests {
     #[test]
     fn compiled_backends_work_or_name_what_is_missing() {
         for backend in Backend::ALL.into_iter().filter(|b| b.is_compiled()) {
-            match (device(backend.name()), backend.usable(0)) {
+            match (device(backend.name()), backend.check_usable(0)) {
                 (Ok(device), Ok(())) => {
                     assert_eq!(is_gpu(&device), backend.is_numbered());
                     let found = [DType::F32, DType::BF16].map(|products| activation_dtype(&device, products));

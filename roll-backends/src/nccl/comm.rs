@@ -9,7 +9,7 @@ use super::NcclError;
 use super::library::{Config, Cuda, Handle, IN_PROGRESS, Nccl, UniqueId};
 
 /// How long to wait until an aborted communicator has ended its kernels.
-pub(super) const ABORT: Duration = Duration::from_secs(10);
+pub(super) const ABORT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// `ncclComm_t` of this rank, with the libraries that it needs.
 pub(super) struct Comm {
@@ -33,8 +33,8 @@ impl Comm {
         let mut handle = std::ptr::null_mut();
         let mut config = Config::non_blocking();
         // SAFETY: the device is this thread's; NCCL reads the configuration and writes one handle.
-        let begun = unsafe { (nccl.comm_init_rank_config)(&mut handle, size as c_int, id, rank as c_int, &mut config) };
-        nccl.check("ncclCommInitRankConfig", begun)?;
+        let code = unsafe { (nccl.comm_init_rank_config)(&mut handle, size as c_int, id, rank as c_int, &mut config) };
+        nccl.check("ncclCommInitRankConfig", code)?;
         Ok(Self { nccl, cuda, device, handle })
     }
 
@@ -51,17 +51,18 @@ impl Comm {
     pub(super) fn is_ready(&self) -> Result<bool, NcclError> {
         let mut state = IN_PROGRESS;
         // SAFETY: writes one integer.
-        let returned = unsafe { (self.nccl.comm_get_async_error)(self.handle, &mut state) };
-        self.nccl.check("ncclCommGetAsyncError", returned)?;
+        let code = unsafe { (self.nccl.comm_get_async_error)(self.handle, &mut state) };
+        self.nccl.check("ncclCommGetAsyncError", code)?;
         self.nccl.check("ncclCommGetAsyncError", state)?;
         Ok(state != IN_PROGRESS)
     }
 
     /// Ends everything that is under way, whatever the other ranks do. Waits for NCCL's threads to end, but no longer
-    /// than [`ABORT`].
+    /// than [`ABORT_TIMEOUT`].
     pub(super) fn abort(self) {
         let (done, aborted) = mpsc::channel();
         let abort = move || {
+            // Captures the communicator as a whole, because only the whole is `Send`.
             let comm = self;
             // SAFETY: the device exists; the handle is not used after this.
             unsafe {
@@ -71,8 +72,8 @@ impl Comm {
             let _ = done.send(());
         };
         let started = std::thread::Builder::new().name("aborts NCCL".into()).spawn(abort);
-        if started.is_err() || aborted.recv_timeout(ABORT).is_err() {
-            tracing::warn!("NCCL did not end within {} s of being aborted", ABORT.as_secs());
+        if started.is_err() || aborted.recv_timeout(ABORT_TIMEOUT).is_err() {
+            tracing::warn!("NCCL did not end within {} s of being aborted", ABORT_TIMEOUT.as_secs());
         }
     }
 

@@ -11,7 +11,7 @@ use std::ffi::{c_char, c_int, c_uint, c_void};
 use libloading::Library;
 
 use super::NcclError;
-use crate::library::{Missing, first, functions, text};
+use crate::library::{Missing, functions, open_first, text};
 
 /// `ncclUniqueId`, which identifies a job to its ranks. Passed by value.
 #[repr(C)]
@@ -49,6 +49,8 @@ pub(super) const NCCL_SUM: c_int = 0;
 pub(super) const IN_PROGRESS: c_int = 7;
 /// `cudaStreamNonBlocking`: the stream does not wait for the default stream, nor the default stream for it.
 pub(super) const NON_BLOCKING: c_uint = 1;
+/// `cudaSuccess` and `ncclSuccess`.
+pub(super) const SUCCESS: c_int = 0;
 /// `cudaErrorNotReady`.
 pub(super) const NOT_READY: c_int = 600;
 /// `cudaMemcpyHostToDevice`, `cudaMemcpyDeviceToHost`.
@@ -124,7 +126,7 @@ impl Cuda {
 type ErrorString = unsafe extern "C" fn(c_int) -> *const c_char;
 
 fn check(library: &'static str, error_string: ErrorString, call: &'static str, code: c_int) -> Result<(), NcclError> {
-    if code == 0 {
+    if code == SUCCESS {
         return Ok(());
     }
     // SAFETY: the library returns null or a constant text for every code.
@@ -141,5 +143,5 @@ fn open(
     what: &'static str,
     install: &'static str,
 ) -> Result<(Library, &'static str), NcclError> {
-    first(files).map_err(|reason| NcclError::Library { what, tried: files.join(", "), install, reason })
+    open_first(files).map_err(|reason| NcclError::Library { what, tried: files.join(", "), install, reason })
 }

@@ -34,13 +34,21 @@ use roll_core::{Communicator, Error, Fault, Rank, RanksError, Result};
 use serde::{Deserialize, Serialize};
 
 use crate::sync::lock;
-use comm::{ABORT, Comm};
-use library::{Cuda, Handle, NCCL_FLOAT32, NCCL_SUM, NON_BLOCKING, NOT_READY, Nccl, TO_DEVICE, TO_HOST, UniqueId};
+use comm::{ABORT_TIMEOUT, Comm};
+use library::{
+    Cuda, Handle, NCCL_FLOAT32, NCCL_SUM, NON_BLOCKING, NOT_READY, Nccl, SUCCESS, TO_DEVICE, TO_HOST, UniqueId,
+};
 
 /// Collectives of at most this many values use the host communicator: staging through the device takes longer.
 pub const SMALL: usize = 1 << 12;
 /// Interval at which a rank that waits for NCCL asks whether another rank failed.
-const CHECK: Duration = Duration::from_millis(200);
+const CHECK_INTERVAL: Duration = Duration::from_millis(200);
+/// Interval at which a rank that waits asks NCCL, or tries to lock the state of another thread's collective.
+const POLL_INTERVAL: Duration = Duration::from_millis(1);
+/// Timeout of a collective until [`Communicator::set_timeout`] sets another.
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30 * 60);
+/// Bytes of a value.
+const F32_BYTES: usize = size_of::<f32>();
 /// Values that are copied between host and device at a time, through pinned memory.
 const CHUNK: usize = 1 << 22;
 
@@ -91,8 +99,8 @@ pub enum NcclError {
 
 impl From<NcclError> for Error {
     fn from(e: NcclError) -> Self {
-        let failure = matches!(e, NcclError::Call { .. } | NcclError::Slow { .. });
-        Error::component(if failure { Fault::Failure } else { Fault::User }, e)
+        let is_failure = matches!(e, NcclError::Call { .. } | NcclError::Slow { .. });
+        Error::component(if is_failure { Fault::Failure } else { Fault::User }, e)
     }
 }
 
@@ -116,11 +124,12 @@ struct DeviceState {
     pinned: Buffer,
 }
 
-/// A buffer of `values` f32.
+/// A buffer of f32.
 struct Buffer {
     side: Side,
-    at: *mut c_void,
-    values: usize,
+    address: *mut c_void,
+    /// Number of f32.
+    capacity: usize,
 }
 
 #[derive(Clone, Copy)]
@@ -167,17 +176,8 @@ impl NcclRanks {
             Err(lost) if RanksError::within(&lost).is_some() => return Err(lost),
             connected => connected,
         };
-        // Every rank learns whether all of them are connected.
         let own_failure = connected.as_ref().err().map(ToString::to_string);
-        let failures: Result<Vec<Option<String>>> = join(host.as_ref(), &own_failure);
-        let all_connected = failures.and_then(|failures| {
-            let first_failure = failures.into_iter().enumerate().find_map(|(rank, reason)| Some((rank, reason?)));
-            match first_failure {
-                Some((rank, reason)) => Err(NcclError::Rank { rank, reason }.into()),
-                None => Ok(()),
-            }
-        });
-        let (comm, stream) = match (connected, all_connected) {
+        let (comm, stream) = match (connected, check_all_connected(host.as_ref(), own_failure)) {
             (Ok(connected), Ok(())) => connected,
             // Another rank failed, or the job is lost.
             (Ok((comm, _)), Err(error)) => {
@@ -197,10 +197,10 @@ impl NcclRanks {
             state: Mutex::new(DeviceState {
                 comm: Some(comm),
                 stream,
-                buffers: [Buffer::none(Side::Device), Buffer::none(Side::Device)],
-                pinned: Buffer::none(Side::Pinned),
+                buffers: [Buffer::empty(Side::Device), Buffer::empty(Side::Device)],
+                pinned: Buffer::empty(Side::Pinned),
             }),
-            timeout: Mutex::new(Duration::from_secs(1800)),
+            timeout: Mutex::new(DEFAULT_TIMEOUT),
             lost: Mutex::default(),
         }))
     }
@@ -258,17 +258,17 @@ impl NcclRanks {
         let send_buffer = state.buffers[0].reserve(cuda, send.len())?;
         let receive_buffer = state.buffers[1].reserve(cuda, receive.len())?;
         let pinned = state.pinned.reserve(cuda, send.len().max(receive.len()).min(CHUNK))?;
-        let copy = |to: *mut c_void, from: *const c_void, values: usize, direction: c_int| {
+        let copy_and_wait = |to: *mut c_void, from: *const c_void, values: usize, direction: c_int| {
             // SAFETY: both buffers hold at least this number of values, and nothing else uses them.
-            let copied = unsafe { (cuda.memcpy_async)(to, from, 4 * values, direction, stream) };
-            cuda.check("cudaMemcpyAsync", copied)?;
+            let code = unsafe { (cuda.memcpy_async)(to, from, F32_BYTES * values, direction, stream) };
+            cuda.check("cudaMemcpyAsync", code)?;
             let no_collective = None;
             self.wait(what, stream, no_collective)
         };
         for (i, chunk) in send.chunks(CHUNK).enumerate() {
             // SAFETY: pinned memory holds a chunk; the copy before has ended.
             unsafe { std::ptr::copy_nonoverlapping(chunk.as_ptr(), pinned.cast(), chunk.len()) };
-            copy(send_buffer.wrapping_byte_add(4 * CHUNK * i), pinned, chunk.len(), TO_DEVICE)?;
+            copy_and_wait(send_buffer.wrapping_byte_add(F32_BYTES * CHUNK * i), pinned, chunk.len(), TO_DEVICE)?;
         }
         self.host.barrier()?;
         let comm = state.comm.as_ref().ok_or_else(|| Error::Misuse("NCCL was aborted".into()))?;
@@ -276,14 +276,14 @@ impl NcclRanks {
         // SAFETY: no arguments; the buffers hold the values of the collective.
         unsafe {
             nccl.check("ncclGroupStart", (nccl.group_start)())?;
-            let started = start(comm, send_buffer, receive_buffer, stream);
-            let ended = (nccl.group_end)();
-            nccl.check(what, started)?;
-            nccl.check("ncclGroupEnd", ended)?;
+            let start_code = start(comm, send_buffer, receive_buffer, stream);
+            let end_code = (nccl.group_end)();
+            nccl.check(what, start_code)?;
+            nccl.check("ncclGroupEnd", end_code)?;
         }
         self.wait(what, stream, Some(comm))?;
         for (i, chunk) in receive.chunks_mut(CHUNK).enumerate() {
-            copy(pinned, receive_buffer.wrapping_byte_add(4 * CHUNK * i), chunk.len(), TO_HOST)?;
+            copy_and_wait(pinned, receive_buffer.wrapping_byte_add(F32_BYTES * CHUNK * i), chunk.len(), TO_HOST)?;
             // SAFETY: pinned memory holds a chunk; the copy into it has ended.
             unsafe { std::ptr::copy_nonoverlapping(pinned.cast(), chunk.as_mut_ptr(), chunk.len()) };
         }
@@ -294,17 +294,17 @@ impl NcclRanks {
     /// the timeout expires. `comm` is `Some` if the stream waits for a collective. NCCL puts a collective on the stream
     /// some time after it was begun: when the communicator is ready.
     fn wait(&self, what: &'static str, stream: Handle, comm: Option<&Comm>) -> Result<()> {
-        let (since, timeout) = (Instant::now(), *lock(&self.timeout));
+        let (start, timeout) = (Instant::now(), *lock(&self.timeout));
         // Copies are on the stream at once, a collective when the communicator is ready.
-        let (mut checked, mut launched) = (since, comm.is_none());
+        let (mut last_check, mut is_launched) = (start, comm.is_none());
         loop {
             if let Some(comm) = comm {
-                launched |= comm.is_ready()?;
+                is_launched |= comm.is_ready()?;
             }
-            if launched {
+            if is_launched {
                 // SAFETY: a stream of this device.
                 match unsafe { (self.cuda.stream_query)(stream) } {
-                    0 => return Ok(()),
+                    SUCCESS => return Ok(()),
                     NOT_READY => {}
                     code => return Ok(self.cuda.check("cudaStreamQuery", code)?),
                 }
@@ -312,12 +312,12 @@ impl NcclRanks {
             if let Some(lost) = lock(&self.lost).clone() {
                 return Err(lost.into());
             }
-            if checked.elapsed() > CHECK {
-                checked = Instant::now();
+            if last_check.elapsed() > CHECK_INTERVAL {
+                last_check = Instant::now();
                 self.host.check()?;
             }
-            if since.elapsed() > timeout {
-                // All ranks have passed the barrier, so that the one that hangs cannot be named.
+            if start.elapsed() > timeout {
+                // All ranks have passed the barrier. The rank that hangs is therefore unknown.
                 return Err(RanksError::Absent { absent: Vec::new(), what: what.into(), waited: timeout }.into());
             }
             std::thread::yield_now();
@@ -344,12 +344,14 @@ fn prepare(device: usize) -> std::result::Result<Prepared, NcclError> {
         return Err(NcclError::NoDevice { wanted: device, found: found as usize });
     }
     let device = device as c_int;
-    let mut gpu: [c_char; 32] = [0; 32];
+    /// CUDA requires at least 13: `domain:bus:device.function` in hexadecimal digits, and a zero.
+    const PCI_ADDRESS_BYTES: usize = 32;
+    let mut gpu: [c_char; PCI_ADDRESS_BYTES] = [0; PCI_ADDRESS_BYTES];
     // SAFETY: the device exists; the text is written into the buffer, and ends with a zero.
     unsafe {
         cuda.check("cudaSetDevice", (cuda.set_device)(device))?;
-        let named = (cuda.device_get_pci_bus_id)(gpu.as_mut_ptr(), gpu.len() as c_int, device);
-        cuda.check("cudaDeviceGetPCIBusId", named)?;
+        let code = (cuda.device_get_pci_bus_id)(gpu.as_mut_ptr(), gpu.len() as c_int, device);
+        cuda.check("cudaDeviceGetPCIBusId", code)?;
     }
     let gpu = CStr::from_bytes_until_nul(bytemuck::cast_slice(&gpu)).unwrap_or_default();
     static PROCESS: OnceLock<u64> = OnceLock::new();
@@ -398,6 +400,17 @@ fn share_unique_id(host: &dyn Communicator, nccl: &Nccl) -> Result<UniqueId> {
     }
 }
 
+/// Exchanges with all ranks whether they are connected. `own_failure` is the reason why this rank is not. Fails if any
+/// rank is not connected; the error names the first one.
+fn check_all_connected(host: &dyn Communicator, own_failure: Option<String>) -> Result<()> {
+    let failures: Vec<Option<String>> = join(host, &own_failure)?;
+    let first_failure = failures.into_iter().enumerate().find_map(|(rank, reason)| Some((rank, reason?)));
+    match first_failure {
+        Some((rank, reason)) => Err(NcclError::Rank { rank, reason }.into()),
+        None => Ok(()),
+    }
+}
+
 /// Connects this rank with the others, and makes the stream of its collectives.
 fn connect(
     host: &dyn Communicator,
@@ -408,60 +421,61 @@ fn connect(
 ) -> Result<(Comm, Handle)> {
     let mut stream = std::ptr::null_mut();
     // SAFETY: the device is this thread's; writes one handle.
-    let made = unsafe { (cuda.stream_create_with_flags)(&mut stream, NON_BLOCKING) };
-    cuda.check("cudaStreamCreateWithFlags", made)?;
+    let code = unsafe { (cuda.stream_create_with_flags)(&mut stream, NON_BLOCKING) };
+    cuda.check("cudaStreamCreateWithFlags", code)?;
     let comm = Comm::begin((nccl, cuda), device, (host.rank().0, host.world_size()), id)?;
-    let since = Instant::now();
-    let mut checked = since;
-    let failed = loop {
+    let start = Instant::now();
+    let mut last_check = start;
+    let error = loop {
         match comm.is_ready() {
             Ok(true) => return Ok((comm, stream)),
             Ok(false) => {}
             Err(error) => break error.into(),
         }
-        if since.elapsed() > limit {
+        if start.elapsed() > limit {
             break NcclError::Slow { limit }.into();
         }
-        if checked.elapsed() > CHECK {
-            checked = Instant::now();
+        if last_check.elapsed() > CHECK_INTERVAL {
+            last_check = Instant::now();
             if let Err(lost) = host.check() {
                 break lost;
             }
         }
-        std::thread::sleep(Duration::from_millis(1));
+        std::thread::sleep(POLL_INTERVAL);
     };
     comm.abort();
-    Err(failed)
+    Err(error)
 }
 
 impl Buffer {
-    const fn none(side: Side) -> Self {
-        Self { side, at: std::ptr::null_mut(), values: 0 }
+    const fn empty(side: Side) -> Self {
+        Self { side, address: std::ptr::null_mut(), capacity: 0 }
     }
 
     /// Returns a pointer to at least `values` f32; reallocates if the buffer is too small.
     fn reserve(&mut self, cuda: &Cuda, values: usize) -> Result<*mut c_void, NcclError> {
-        if self.values < values {
+        if self.capacity < values {
             self.free(cuda)?;
+            let bytes = F32_BYTES * values;
             // SAFETY: the pointer is written before it is read.
             unsafe {
                 match self.side {
-                    Side::Device => cuda.check("cudaMalloc", (cuda.malloc)(&mut self.at, 4 * values))?,
-                    Side::Pinned => cuda.check("cudaMallocHost", (cuda.malloc_host)(&mut self.at, 4 * values))?,
+                    Side::Device => cuda.check("cudaMalloc", (cuda.malloc)(&mut self.address, bytes))?,
+                    Side::Pinned => cuda.check("cudaMallocHost", (cuda.malloc_host)(&mut self.address, bytes))?,
                 }
             }
-            self.values = values;
+            self.capacity = values;
         }
-        Ok(self.at)
+        Ok(self.address)
     }
 
     fn free(&mut self, cuda: &Cuda) -> Result<(), NcclError> {
-        let at = std::mem::replace(self, Self::none(self.side)).at;
+        let Self { address, .. } = std::mem::replace(self, Self::empty(self.side));
         // SAFETY: nothing uses the buffer any more. Both functions accept null.
         unsafe {
             match self.side {
-                Side::Device => cuda.check("cudaFree", (cuda.free)(at)),
-                Side::Pinned => cuda.check("cudaFreeHost", (cuda.free_host)(at)),
+                Side::Device => cuda.check("cudaFree", (cuda.free)(address)),
+                Side::Pinned => cuda.check("cudaFreeHost", (cuda.free_host)(address)),
             }
         }
     }
@@ -539,13 +553,13 @@ impl Communicator for NcclRanks {
         self.host.fail(reason);
         // Aborts the communicator: the process may end next, and its end would wait for kernels that wait for other
         // ranks. If another thread holds the state, it is in a collective, notices the failure and aborts by itself.
-        let since = Instant::now();
-        while since.elapsed() < ABORT {
+        let start = Instant::now();
+        while start.elapsed() < ABORT_TIMEOUT {
             let mut state = match self.state.try_lock() {
                 Ok(state) => state,
                 Err(TryLockError::Poisoned(state)) => PoisonError::into_inner(state),
                 Err(TryLockError::WouldBlock) => {
-                    std::thread::sleep(Duration::from_millis(1));
+                    std::thread::sleep(POLL_INTERVAL);
                     continue;
                 }
             };

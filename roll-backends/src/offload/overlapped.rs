@@ -55,7 +55,7 @@ impl<T: DeviceTensor> Overlapped<T> {
     /// Starts the copy back to the GPU.
     pub(super) fn upload(&mut self) -> Result<H2dCopy<Cuda, T>> {
         let count: usize = self.shape.iter().product();
-        let values = Tensor::f_empty([count as i64], (self.kind, self.device)).map_err(failed)?;
+        let values = Tensor::f_empty([count as i64], (self.kind, self.device)).map_err(offload_error)?;
         let at = values.data_ptr().expose_provenance();
         // SAFETY: the memory was just allocated, has that number of elements, and is not shared before the copy
         // arrives.
@@ -63,7 +63,7 @@ impl<T: DeviceTensor> Overlapped<T> {
     }
 }
 
-fn failed(e: TchError) -> BackendError {
+fn offload_error(e: TchError) -> BackendError {
     BackendError::Offload { reason: e.to_string() }
 }
 

@@ -14,17 +14,17 @@ use crate::backend::{Backend, tensor::FloatTensor as Floats};
 pub fn adam(
     parameters: Tensor<1>,
     gradient: Tensor<1>,
-    [first, second]: [Tensor<1>; 2],
+    [first_moment, second_moment]: [Tensor<1>; 2],
     update: AdamUpdate,
 ) -> (Tensor<1>, [Tensor<1>; 2]) {
     let length = parameters.dims();
-    let lengths = [gradient.dims(), first.dims(), second.dims()];
+    let lengths = [gradient.dims(), first_moment.dims(), second_moment.dims()];
     assert!(lengths.iter().all(|other| *other == length), "an update of {length:?} parameters by {lengths:?}");
-    let operands = [parameters, gradient, first, second].map(Tensor::into_dispatch);
-    let [parameters, first, second] = with_backend!(operands[0], B => {
+    let operands = [parameters, gradient, first_moment, second_moment].map(Tensor::into_dispatch);
+    let [parameters, first_moment, second_moment] = with_backend!(operands[0], B => {
         B::adam_update(operands.map(B::constant), &update).map(B::tensor)
     });
-    (parameters, [first, second])
+    (parameters, [first_moment, second_moment])
 }
 
 /// The update on one backend.

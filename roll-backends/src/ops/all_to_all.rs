@@ -14,38 +14,38 @@ use crate::sync::lock;
 /// The ranks over which the tokens of a sequence are sharded, in equal parts, in the order of the ranks. All ranks must
 /// run the same passes in the same order.
 pub struct TokenRanks {
-    ranks: Arc<dyn Communicator>,
-    /// The first error of an all-to-all. A backward pass cannot return it.
-    failed: Mutex<Option<Error>>,
+    communicator: Arc<dyn Communicator>,
+    /// The first error of an all-to-all, because a backward pass cannot return it.
+    first_error: Mutex<Option<Error>>,
 }
 
 impl TokenRanks {
-    /// Uses all ranks of `ranks`.
-    pub fn new(ranks: Arc<dyn Communicator>) -> Self {
-        Self { ranks, failed: Mutex::new(None) }
+    /// Uses all ranks of `communicator`.
+    pub fn new(communicator: Arc<dyn Communicator>) -> Self {
+        Self { communicator, first_error: Mutex::new(None) }
     }
 
     /// Number of ranks.
     pub fn count(&self) -> usize {
-        self.ranks.world_size()
+        self.communicator.world_size()
     }
 
     /// The index of this rank.
     pub fn rank(&self) -> usize {
-        self.ranks.rank().0
+        self.communicator.rank().0
     }
 
     /// All-gather: the values of all ranks, concatenated. Fails if `own` differs in length between ranks or a rank
     /// failed.
     pub fn all_gather(&self, own: &[f32]) -> Result<Vec<f32>> {
         let mut all = vec![0.0; own.len() * self.count()];
-        self.ranks.all_gather(own, &mut all)?;
+        self.communicator.all_gather(own, &mut all)?;
         Ok(all)
     }
 
     /// Fails if an all-to-all has failed since the last check. Results that depend on it are meaningless.
     pub fn check(&self) -> Result<()> {
-        match lock(&self.failed).take() {
+        match lock(&self.first_error).take() {
             Some(error) => Err(error),
             None => Ok(()),
         }
@@ -55,17 +55,19 @@ impl TokenRanks {
     /// [`TokenRanks::check`].
     fn all_to_all(&self, x: &[f32], [rows, columns]: [usize; 2], transfer: AllToAll) -> Vec<f32> {
         let sent = match transfer.to {
-            Sharding::Heads => split_by_heads(x, rows, columns, transfer.parts, self.count()),
+            Sharding::Heads => split_by_heads(x, [rows, columns], transfer.parts, self.count()),
             Sharding::Tokens => x.to_vec(),
         };
         let mut received = vec![0.0; x.len()];
-        if let Err(error) = self.ranks.all_to_all(&sent, &mut received) {
-            lock(&self.failed).get_or_insert(error);
+        if let Err(error) = self.communicator.all_to_all(&sent, &mut received) {
+            lock(&self.first_error).get_or_insert(error);
             return vec![0.0; x.len()];
         }
         match transfer.to {
             Sharding::Heads => received,
-            Sharding::Tokens => merge_by_tokens(&received, rows / self.count(), columns, transfer.parts, self.count()),
+            Sharding::Tokens => {
+                merge_by_tokens(&received, [rows / self.count(), columns], transfer.parts, self.count())
+            }
         }
     }
 }
@@ -107,8 +109,9 @@ impl AllToAll {
     }
 }
 
-/// Splits x `[rows, parts * dim]` into one matrix `[rows, parts * dim / count]` per rank, stacked vertically.
-fn split_by_heads(x: &[f32], rows: usize, columns: usize, parts: usize, count: usize) -> Vec<f32> {
+/// Splits x `[rows, parts * dim]` into one matrix `[rows, parts * dim / count]` for each of `count` ranks, stacked
+/// vertically.
+fn split_by_heads(x: &[f32], [rows, columns]: [usize; 2], parts: usize, count: usize) -> Vec<f32> {
     let (dim, width) = (columns / parts, columns / parts / count);
     let mut out = Vec::with_capacity(x.len());
     for rank in 0..count {
@@ -121,9 +124,10 @@ fn split_by_heads(x: &[f32], rows: usize, columns: usize, parts: usize, count: u
     out
 }
 
-/// Merges one matrix `[rows, parts * width]` per rank, stacked vertically, to `[rows, parts * count * width]`.
-/// `columns` is `parts * width`. Within each part, the columns of rank 0 come first, then those of rank 1, and so on.
-fn merge_by_tokens(x: &[f32], rows: usize, columns: usize, parts: usize, count: usize) -> Vec<f32> {
+/// Merges one matrix `[rows, parts * width]` of each of `count` ranks, stacked vertically, to
+/// `[rows, parts * count * width]`. `columns` is `parts * width`. Within each part, the columns of rank 0 come first,
+/// then those of rank 1, and so on.
+fn merge_by_tokens(x: &[f32], [rows, columns]: [usize; 2], parts: usize, count: usize) -> Vec<f32> {
     let width = columns / parts;
     let mut out = Vec::with_capacity(x.len());
     for row in 0..rows {
@@ -167,8 +171,8 @@ impl Operator<1> for Call {
             Err(problem) => {
                 let error = Error::Misuse(format!("reading tokens for the other ranks: {problem}"));
                 // The other ranks wait for this rank's slices.
-                ranks.ranks.fail(&error.to_string());
-                lock(&ranks.failed).get_or_insert(error);
+                ranks.communicator.fail(&error.to_string());
+                lock(&ranks.first_error).get_or_insert(error);
                 vec![0.0; shape[0] * shape[1]]
             }
         };

@@ -121,7 +121,8 @@ impl AttentionCall {
 
 impl Operator<3> for AttentionCall {
     fn forward<B: Kernels>(self, qkv: [Floats<B>; 3]) -> Floats<B> {
-        B::attention_forward(qkv, self).0
+        let (out, _) = B::attention_forward(qkv, self);
+        out
     }
 
     fn record<B: Kernels>(self, qkv: [Floats<B>; 3], wanted: [bool; 3]) -> (Floats<B>, impl Pullback<B, 3>) {

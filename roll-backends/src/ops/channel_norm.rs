@@ -42,22 +42,22 @@ pub fn channel_norm_silu_pull(x: Tensor<4>, gain: Tensor<1>, d_y: Tensor<4>) -> 
     d_x.cast(dtype)
 }
 
-fn normalise(x: Tensor<4>, gain: Tensor<1>, silu: bool) -> Tensor<4> {
+fn normalise(x: Tensor<4>, gain: Tensor<1>, has_silu: bool) -> Tensor<4> {
     assert_eq!([x.dims()[0]], gain.dims(), "the gain of a channel norm of {:?}", x.dims());
     let dtype = x.dtype();
     // The project's own kernels return f32 for any dtype.
-    call(ChannelNorm { silu }, [x.into_dispatch(), gain.into_dispatch()]).cast(dtype)
+    call(ChannelNorm { has_silu }, [x.into_dispatch(), gain.into_dispatch()]).cast(dtype)
 }
 
 /// See [`channel_norm`] and [`channel_norm_silu`]; the operands are x and gain.
 struct ChannelNorm {
-    silu: bool,
+    has_silu: bool,
 }
 
 impl Operator<2> for ChannelNorm {
     fn record<B: Kernels>(self, [x, gain]: [Floats<B>; 2], wanted: [bool; 2]) -> (Floats<B>, impl Pullback<B, 2>) {
-        let (y, factors) = B::channel_norm_forward(x.clone(), gain.clone(), self.silu);
-        (y, move |d_y| B::channel_norm_backward([x, gain, factors], self.silu, d_y, wanted))
+        let (y, factors) = B::channel_norm_forward(x.clone(), gain.clone(), self.has_silu);
+        (y, move |d_y| B::channel_norm_backward([x, gain, factors], self.has_silu, d_y, wanted))
     }
 }
 
@@ -92,13 +92,13 @@ impl Operator<3> for ChannelNormAfter {
 /// The norm and its gradients on one backend.
 pub trait ChannelNormKernel: Backend {
     /// Returns the result, and the factor `sqrt(C) / max(|x|, 1e-12)` of each position as `[1, T * H * W]`.
-    fn channel_norm_forward(x: Floats<Self>, gain: Floats<Self>, silu: bool) -> (Floats<Self>, Floats<Self>) {
+    fn channel_norm_forward(x: Floats<Self>, gain: Floats<Self>, has_silu: bool) -> (Floats<Self>, Floats<Self>) {
         let (x, gain) = (Expression::<Self>(x), Expression(gain));
         let shape @ [channels, ..]: [usize; 4] = x.dims();
         let x = by_position(x);
         let factors = x.clone().squared().sum(0).sqrt().clamp_min(MIN_NORM).recip() * (channels as f64).sqrt();
         let y = x * factors.clone() * gain.reshape([channels, 1]);
-        let y = if silu { y.clone() * y.sigmoid() } else { y };
+        let y = if has_silu { y.clone() * y.sigmoid() } else { y };
         (y.reshape(shape).0, factors.0)
     }
 
@@ -106,21 +106,23 @@ pub trait ChannelNormKernel: Backend {
     /// returned.
     fn channel_norm_backward(
         saved: [Floats<Self>; 3],
-        silu: bool,
+        has_silu: bool,
         d_y: Floats<Self>,
         wanted: [bool; 2],
     ) -> Cotangents<Self, 2> {
-        composed_backward::<Self>(saved, silu, d_y, wanted)
+        composed_backward::<Self>(saved, has_silu, d_y, wanted)
     }
 
     /// Returns only the factors of [`ChannelNormKernel::channel_norm_forward`].
     fn channel_norm_factors(x: Floats<Self>, gain: Floats<Self>) -> Floats<Self> {
-        Self::channel_norm_forward(x, gain, WITHOUT_SILU).1
+        let (_, factors) = Self::channel_norm_forward(x, gain, WITHOUT_SILU);
+        factors
     }
 
     /// See [`channel_norm_silu_after`].
     fn channel_norm_silu_after(past: Floats<Self>, x: Floats<Self>, gain: Floats<Self>) -> Floats<Self> {
-        let (dtype, y) = (x.dtype(), Self::channel_norm_forward(x, gain, WITH_SILU).0);
+        let dtype = x.dtype();
+        let (y, _) = Self::channel_norm_forward(x, gain, WITH_SILU);
         Expression::<Self>::cat(vec![Expression(past), Expression::<Self>(y).cast(dtype)], 1).0
     }
 
@@ -135,14 +137,14 @@ pub(super) fn composed_pull<B: ChannelNormKernel>(x: Floats<B>, gain: Floats<B>,
     let factors = B::channel_norm_factors(x.clone(), gain.clone());
     let only_x = [true, false];
     let [d_x, _] = B::channel_norm_backward([x, gain, factors], WITH_SILU, d_y.clone(), only_x);
-    // The gradient of x is wanted, so that it is always returned.
+    // The gradient of x is always returned, because it is wanted.
     d_x.unwrap_or(d_y)
 }
 
 /// The default of [`ChannelNormKernel::channel_norm_backward`], composed of primitive operations.
 pub(super) fn composed_backward<B: Backend>(
     [x, gain, factors]: [Floats<B>; 3],
-    silu: bool,
+    has_silu: bool,
     d_y: Floats<B>,
     [x_wanted, gain_wanted]: [bool; 2],
 ) -> Cotangents<B, 2> {
@@ -152,7 +154,7 @@ pub(super) fn composed_backward<B: Backend>(
     let gain = gain.reshape([channels, 1]);
     let normed = x * factors.clone();
     // The cotangent of `normed * gain`, before SiLU.
-    let d_scaled = if silu {
+    let d_scaled = if has_silu {
         let scaled = normed.clone() * gain.clone();
         let s = scaled.clone().sigmoid();
         d_y * (s.clone() + scaled * s.clone() * (s * -1.0 + 1.0))
@@ -170,7 +172,7 @@ pub(super) fn composed_backward<B: Backend>(
     [d_x, d_gain]
 }
 
-/// Values of the argument `silu` of [`ChannelNormKernel`]'s methods.
+/// Values of the argument `has_silu` of [`ChannelNormKernel`]'s methods.
 const WITH_SILU: bool = true;
 const WITHOUT_SILU: bool = false;
 

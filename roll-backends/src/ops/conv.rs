@@ -7,7 +7,7 @@ use super::Kernels;
 use super::expression::Expression;
 use super::operator::{Cotangents, Operator, Primitives, Pullback, call, with_backend};
 use crate::backend::{Backend, tensor::FloatTensor as Floats};
-use crate::device::{channels_innermost, is_flex, is_gpu};
+use crate::device::{is_flex, is_gpu, prefers_channels_innermost};
 
 /// 3-d convolution of one volume with stride 1. Shapes: x `[C_in, T, H, W]`, weight `[C_out, C_in, kt, kh, kw]`, bias
 /// `[C_out]`, result `[C_out, T', H', W']`. `padding` zeros are added on both sides of each axis; the padding of an
@@ -25,14 +25,14 @@ pub fn conv3d(x: Tensor<4>, weight: Tensor<5>, bias: Option<Tensor<1>>, padding:
         weight.dims()
     );
     let device = x.device();
-    let (innermost, on_gpu) = (channels_innermost(&device), is_gpu(&device));
+    let (is_channels_innermost, is_on_gpu) = (prefers_channels_innermost(&device), is_gpu(&device));
     let bias = bias.unwrap_or_else(|| {
         // Devices with channels innermost add the bias in a separate pass, and skip that pass if the bias is empty.
-        Tensor::zeros([if innermost { 0 } else { outputs }], (&device.without_autodiff(), x.dtype()))
+        Tensor::zeros([if is_channels_innermost { 0 } else { outputs }], (&device.without_autodiff(), x.dtype()))
     });
-    let bias_fits = bias.dims() == [outputs] || (innermost && bias.dims() == [0]);
+    let bias_fits = bias.dims() == [outputs] || (is_channels_innermost && bias.dims() == [0]);
     assert!(bias_fits, "a bias of {:?} beside a convolution with {:?}", bias.dims(), weight.dims());
-    if t * h * w < FEW_POSITIONS && !on_gpu && !uses_winograd(&x, &weight) {
+    if t * h * w < FEW_POSITIONS && !is_on_gpu && !uses_winograd(&x, &weight) {
         return module::conv3d(x.unsqueeze(), weight, Some(bias), options(padding)).squeeze_dim(0);
     }
     let dtype = x.dtype();
@@ -78,9 +78,12 @@ fn uses_winograd(x: &Tensor<4>, weight: &Tensor<5>) -> bool {
     is_winograd_shape(weight.dims()) && is_flex(&x.device())
 }
 
+/// Least number of input and of output channels for which Winograd's algorithm is faster.
+const MIN_WINOGRAD_CHANNELS: usize = 32;
+
 /// The part of [`uses_winograd`] that depends on the weight's shape, `[C_out, C_in, kt, kh, kw]`.
 pub(super) fn is_winograd_shape([outputs, inputs, _, rows, columns]: [usize; 5]) -> bool {
-    [rows, columns] == [3, 3] && inputs.min(outputs) >= 32
+    [rows, columns] == [3, 3] && inputs.min(outputs) >= MIN_WINOGRAD_CHANNELS
 }
 
 /// The padding of the convolution that computes the input's cotangent for a convolution with `padding`.
@@ -111,7 +114,8 @@ impl Operator<3> for Conv {
 
 /// The convolution and its gradients on one backend.
 pub trait ConvKernel: Backend {
-    /// Returns the convolution of x. An empty bias means no bias; it occurs on [`channels_innermost`] devices only.
+    /// Returns the convolution of x. An empty bias means no bias; it occurs on [`prefers_channels_innermost`] devices
+    /// only.
     fn conv_forward([x, weight, bias]: [Floats<Self>; 3], padding: [usize; 3]) -> Floats<Self> {
         without_batch::<Self>(Self::conv3d(with_batch::<Self>(x), weight, Some(bias), options(padding)))
     }

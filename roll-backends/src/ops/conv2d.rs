@@ -77,7 +77,7 @@ impl Conv2d {
     ) -> Self {
         let [outputs, ..] = weight.dims();
         let bias = bias.unwrap_or_else(|| Tensor::zeros([outputs], (&weight.device(), weight.dtype())));
-        assert_eq!((epilogue == Epilogue::Slopes), slopes.is_some(), "slopes, and the function after a convolution");
+        assert_eq!(epilogue == Epilogue::Slopes, slopes.is_some(), "`Epilogue::Slopes`, and only it, takes slopes");
         let slopes = slopes.unwrap_or_else(|| bias.clone());
         assert!(
             options.groups > 0 && outputs % options.groups == 0 && !weight.dims().contains(&0),
@@ -102,10 +102,10 @@ impl Conv2d {
         let ([_, inputs, h, w], [_, inputs_per_group, rows, columns]) = (x.dims(), self.weight.dims());
         let dilated = |axis: usize, kernel: usize| (kernel - 1) * self.options.dilation[axis] + 1;
         let sizes_and_kernels = [(h, dilated(0, rows)), (w, dilated(1, columns))];
-        let mut axes = sizes_and_kernels.into_iter().zip(padding);
-        let fits = axes.all(|((size, kernel), (before, after))| size + before + after >= kernel);
+        let mut padded_axes = sizes_and_kernels.into_iter().zip(padding);
+        let kernel_fits = padded_axes.all(|((size, kernel), (before, after))| size + before + after >= kernel);
         assert!(
-            inputs == inputs_per_group * self.options.groups && fits,
+            inputs == inputs_per_group * self.options.groups && kernel_fits,
             "convolution of {:?} with {:?}, padded by {padding:?}",
             x.dims(),
             self.weight.dims()
@@ -153,8 +153,8 @@ impl Operator<2> for Applied {
     fn record<B: Kernels>(self, [x, residual]: [Floats<B>; 2], wanted: [bool; 2]) -> (Floats<B>, impl Pullback<B, 2>) {
         let (call, shape) = (self.on::<B>(), x.shape().dims());
         let [x_wanted, residual_wanted] = wanted;
-        let recorded = wanted.contains(&true);
-        let (y, saved) = B::conv2d_forward(x, Some(residual), &call, recorded);
+        let is_recorded = wanted.contains(&true);
+        let (y, saved) = B::conv2d_forward(x, Some(residual), &call, is_recorded);
         (y, move |d_y| {
             let d_sums = B::conv2d_pull_epilogue(saved, &call, d_y);
             let d_x = x_wanted.then(|| B::conv2d_pull_convolution(shape, &call, d_sums.clone()));
@@ -194,13 +194,13 @@ impl<T> Conv2dCall<T> {
 
 /// The convolution and the gradient of its input on one backend.
 pub trait Conv2dKernel: Backend {
-    /// Returns the result and, if `recorded` is true, the tensor that [`Conv2dKernel::conv2d_pull_epilogue`] needs
+    /// Returns the result and, if `is_recorded` is true, the tensor that [`Conv2dKernel::conv2d_pull_epilogue`] needs
     /// (`None` if it needs none).
     fn conv2d_forward(
         x: Floats<Self>,
         residual: Option<Floats<Self>>,
         call: &Conv2dCall<Floats<Self>>,
-        recorded: bool,
+        is_recorded: bool,
     ) -> (Floats<Self>, Option<Floats<Self>>) {
         let z = Self::conv2d(x, call.weight.clone(), Some(call.bias.clone()), call.burn_options());
         let z = Expression::<Self>(z);
@@ -213,8 +213,8 @@ pub trait Conv2dKernel: Backend {
             Epilogue::Relu => Self::relu(z.0.clone()),
             // max(z, 0) - slope * max(-z, 0).
             Epilogue::Slopes => {
-                let below = Expression::<Self>(Self::relu((z.clone() * -1.0).0)) * by_channel(&call.slopes);
-                (Expression::<Self>(Self::relu(z.0.clone())) - below).0
+                let negative_part = Expression::<Self>(Self::relu((z.clone() * -1.0).0)) * by_channel(&call.slopes);
+                (Expression::<Self>(Self::relu(z.0.clone())) - negative_part).0
             }
             Epilogue::Clip(low, high) => {
                 Self::float_clamp_max(Self::float_clamp_min(z.0.clone(), low.into()), high.into())
@@ -229,7 +229,7 @@ pub trait Conv2dKernel: Backend {
             // Pulled back from the sums. (`Nothing` has returned above.)
             Epilogue::Nothing | Epilogue::Slopes | Epilogue::Silu | Epilogue::HardSwish => z.0,
         };
-        (y, recorded.then_some(saved))
+        (y, is_recorded.then_some(saved))
     }
 
     /// The gradient of the sums before the epilogue, given the gradient of the result and the tensor that the forward

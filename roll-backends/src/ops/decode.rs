@@ -131,12 +131,12 @@ impl DecodeCall {
 /// Writes row i of `rows` `[N, W]` to slot and position `places[i]` of `into` `[S, C, W]`, and returns the result in
 /// the dtype of `into`. Backends that can write in place do so if `into` has no other handle.
 pub fn store_rows(into: Tensor<3>, rows: Tensor<2>, places: &TailPlaces) -> Tensor<3> {
-    let ([slots, capacity, width], [count, row]) = (into.dims(), rows.dims());
-    let at = &places.places;
-    let are_inside = at.iter().all(|(slot, position)| *slot < slots && *position < capacity);
+    let ([slots, capacity, width], [count, row_width]) = (into.dims(), rows.dims());
+    let places_of_rows = &places.places;
+    let are_inside = places_of_rows.iter().all(|(slot, position)| *slot < slots && *position < capacity);
     assert!(
-        row == width && count == at.len() && are_inside,
-        "{count} rows of {row} at {at:?} of {slots} slots with {capacity} of {width}"
+        row_width == width && count == places_of_rows.len() && are_inside,
+        "{count} rows of {row_width} at {places_of_rows:?} of {slots} slots with {capacity} of {width}"
     );
     let rows = rows.cast(into.dtype());
     let operands = [into.into_dispatch(), rows.into_dispatch()];
@@ -151,13 +151,17 @@ pub fn store_rows(into: Tensor<3>, rows: Tensor<2>, places: &TailPlaces) -> Tens
 /// the shapes do not match or a sequence has no key.
 pub fn attend_rows(q: Tensor<2>, prompts: [Tensor<2>; 2], tails: [Tensor<3>; 2], call: DecodeCall) -> Tensor<2> {
     let ([count, channels], [rows, width], [slots, capacity, _]) = (q.dims(), prompts[0].dims(), tails[0].dims());
-    let inside = |p: &CachedSequence| p.prompt.end <= rows && p.slot < slots && p.tail <= capacity && p.skip <= p.tail;
+    let is_inside = |sequence: &CachedSequence| {
+        let CachedSequence { prompt, slot, tail, skip } = sequence;
+        prompt.end <= rows && *slot < slots && *tail <= capacity && skip <= tail
+    };
+    let has_key = |sequence: &CachedSequence| sequence.prompt.len() + sequence.tail > sequence.skip;
     assert!(
         call.key_heads > 0
             && call.heads.is_multiple_of(call.key_heads)
             && channels * call.key_heads == width * call.heads
             && count == call.sequences.len()
-            && call.sequences.iter().all(|p| inside(p) && p.prompt.len() + p.tail > p.skip),
+            && call.sequences.iter().all(|sequence| is_inside(sequence) && has_key(sequence)),
         "queries {:?} of {} heads over keys {:?} and {:?} of {}",
         q.dims(),
         call.heads,
@@ -212,44 +216,44 @@ pub(super) fn store_by_index<B: Backend>(into: Floats<B>, rows: Floats<B>, place
 #[derive(Clone)]
 struct Gathered<B: Backend> {
     /// Number of keys of the longest prompt.
-    most_prompt: usize,
+    longest_prompt: usize,
     /// Number of keys of the longest tail.
-    most_tail: usize,
-    /// Rows of the prompt cache, `[N * most_prompt]`. Padding reads an arbitrary valid row.
+    longest_tail: usize,
+    /// Rows of the prompt cache, `[N * longest_prompt]`. Padding reads an arbitrary valid row.
     from_prompts: IntTensor<B>,
     /// Slots of the tail cache, `[N]`.
     slots: IntTensor<B>,
-    /// [`MASKED`] for padding and skipped keys, else 0: `[N, 1, most_prompt + most_tail]`.
+    /// [`MASKED`] for padding and skipped keys, else 0: `[N, 1, longest_prompt + longest_tail]`.
     bias: Floats<B>,
 }
 
 impl CachedSequences {
     /// The indices on the device of `like`, uploaded at the first call.
     fn gathered<B: Backend>(&self, like: &Floats<B>) -> Gathered<B> {
-        // There is one set of indices per device, so that any key will do.
+        // There is one set of indices per device. Any key will do.
         const KEY: usize = 0;
         self.uploads.get::<B, _>(KEY, &like.device(), || self.gather::<B>(like))
     }
 
     fn gather<B: Backend>(&self, like: &Floats<B>) -> Gathered<B> {
-        let most_prompt = self.iter().map(|p| p.prompt.len()).max().unwrap_or(0);
-        let most_tail = self.iter().map(|p| p.tail).max().unwrap_or(0);
+        let longest_prompt = self.iter().map(|sequence| sequence.prompt.len()).max().unwrap_or(0);
+        let longest_tail = self.iter().map(|sequence| sequence.tail).max().unwrap_or(0);
         let (mut from_prompts, mut slots, mut bias) = (Vec::new(), Vec::new(), Vec::new());
         for sequence in self.iter() {
             let prompt = &sequence.prompt;
             // An empty prompt may lie at the end of the cache, so that its padding reads the first row.
             let padding = if prompt.is_empty() { 0 } else { prompt.end - 1 };
             let row_of = |i: usize| if i < prompt.len() { prompt.start + i } else { padding };
-            from_prompts.extend((0..most_prompt).map(|i| row_of(i) as i64));
+            from_prompts.extend((0..longest_prompt).map(|i| row_of(i) as i64));
             slots.push(sequence.slot as i64);
             let bias_of = |is_hidden: bool| if is_hidden { MASKED } else { 0.0 };
-            bias.extend((0..most_prompt).map(|i| bias_of(i >= sequence.prompt.len())));
-            bias.extend((0..most_tail).map(|i| bias_of(i < sequence.skip || i >= sequence.tail)));
+            bias.extend((0..longest_prompt).map(|i| bias_of(i >= prompt.len())));
+            bias.extend((0..longest_tail).map(|i| bias_of(i < sequence.skip || i >= sequence.tail)));
         }
-        let bias = TensorData::new(bias, [self.len(), 1, most_prompt + most_tail]);
+        let bias = TensorData::new(bias, [self.len(), 1, longest_prompt + longest_tail]);
         Gathered {
-            most_prompt,
-            most_tail,
+            longest_prompt,
+            longest_tail,
             from_prompts: indices::<B>(from_prompts, like),
             slots: indices::<B>(slots, like),
             bias: B::float_from_data(bias, &like.device()),
@@ -267,21 +271,21 @@ pub(super) fn attend_by_index<B: ProductKernel>(
 ) -> Floats<B> {
     let DecodeCall { heads, key_heads, sequences, .. } = call;
     let (count, heads_per_key_head) = (sequences.len(), heads / key_heads);
-    let Gathered { most_prompt, most_tail, from_prompts, slots, bias } = sequences.gathered::<B>(&q);
+    let Gathered { longest_prompt, longest_tail, from_prompts, slots, bias } = sequences.gathered::<B>(&q);
     let q = Expression::<B>(q);
     let [_, channels] = q.dims();
-    let (width, dtype, keys) = (channels / heads, q.dtype(), most_prompt + most_tail);
+    let (width, dtype, keys) = (channels / heads, q.dtype(), longest_prompt + longest_tail);
     // Sequences and key heads are one batch axis: for three axes, backends have bf16 products with f32 results.
     let batch = count * key_heads;
     // Gathers keys or values, as `[batch, keys, width]`.
     let by_head = |prompts: Floats<B>, tails: Floats<B>| {
         let mut parts = Vec::new();
-        if most_prompt > 0 {
+        if longest_prompt > 0 {
             let rows = Expression::<B>(B::float_select(prompts, 0, from_prompts.clone()));
-            parts.push(rows.reshape([count, most_prompt, key_heads * width]));
+            parts.push(rows.reshape([count, longest_prompt, key_heads * width]));
         }
-        if most_tail > 0 {
-            parts.push(Expression::<B>(B::float_select(tails, 0, slots.clone())).narrow(1, 0..most_tail));
+        if longest_tail > 0 {
+            parts.push(Expression::<B>(B::float_select(tails, 0, slots.clone())).narrow(1, 0..longest_tail));
         }
         let rows = Expression::cat(parts, 1).cast(dtype).reshape([count, keys, *key_heads, width]);
         rows.swap(1, 2).reshape([batch, keys, width])

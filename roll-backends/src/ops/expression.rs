@@ -161,7 +161,7 @@ operators! {
 }
 
 /// Returns the gradient of an operand that has either as many rows as the result, or one row that all rows of the
-/// result share (`shared`). `d` is the gradient at each row of the result.
-pub fn sum_if_shared<B: Backend>(d: Expression<B>, shared: bool) -> Expression<B> {
-    if shared { d.sum(0) } else { d }
+/// result share (`is_shared`). `d` is the gradient at each row of the result.
+pub fn sum_if_shared<B: Backend>(d: Expression<B>, is_shared: bool) -> Expression<B> {
+    if is_shared { d.sum(0) } else { d }
 }

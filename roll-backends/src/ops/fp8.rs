@@ -165,8 +165,8 @@ pub(super) fn emulated_forward<B: Fp8Kernel>(
     let sums = numbers.cast(x.dtype()).matmul(codes.t());
     let y = sums * row_scales * scales.reshape([1, outputs]) + Expression(bias).cast(DType::F32).reshape([1, outputs]);
     let Some(lora) = lora else { return (y.cast(dtype).0, None) };
-    let (low, inner) = low_rank(x, lora);
-    ((y + low).cast(dtype).0, Some(inner.0))
+    let (lora_part, inner) = low_rank(x, lora);
+    ((y + lora_part).cast(dtype).0, Some(inner.0))
 }
 
 /// See [`Fp8Kernel::fp8_backward`].
@@ -225,6 +225,7 @@ fn nearest_e4m3<B: Backend>(x: Expression<B>) -> Expression<B> {
     // Subnormal numbers have the spacing of the first binade, which ends at 2^-5.
     let first_end = f64::from(-5).exp2();
     let first = rounded(magnitude.clone().clamp_abs(first_end), -6);
+    // The other binades begin at 2^-5 to 2^8; the last contains 448.
     let sum = (-5..=8).fold(first, |sum, exponent| {
         let start = f64::from(exponent).exp2();
         let part = (magnitude.clone() + -start).clamp_min(0.0).clamp_abs(start);

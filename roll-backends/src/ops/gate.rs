@@ -92,9 +92,9 @@ pub trait GateKernel: Backend {
         [y_wanted, gate_wanted]: [bool; 2],
     ) -> Cotangents<Self, 2> {
         let (y, gate, d_z) = (Expression::<Self>(y), Expression(gate), Expression(d_z));
-        let shared = gate.dims::<2>()[0] == 1;
+        let is_shared = gate.dims::<2>()[0] == 1;
         let d_y = y_wanted.then(|| (d_z.clone() * gate).0);
-        let d_gate = gate_wanted.then(|| sum_if_shared(y * d_z, shared).0);
+        let d_gate = gate_wanted.then(|| sum_if_shared(y * d_z, is_shared).0);
         [d_y, d_gate]
     }
 

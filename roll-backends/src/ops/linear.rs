@@ -83,8 +83,8 @@ pub(super) fn low_rank<B: ProductKernel>(
 ) -> (Expression<B>, Expression<B>) {
     let dtype = x.dtype();
     let inner = x.matmul(Expression(down).cast(dtype).t()).cast(dtype);
-    let low = inner.clone().matmul(Expression(up).cast(dtype).t());
-    (low * f64::from(scale), inner)
+    let product = inner.clone().matmul(Expression(up).cast(dtype).t());
+    (product * f64::from(scale), inner)
 }
 
 /// The gradients of x, A and B through [`low_rank`] that are wanted, in f32. x, `inner` (`x A^T`) and the cotangent
@@ -199,8 +199,8 @@ pub trait LinearKernel: ProductKernel {
         let [outputs, _] = weight.dims::<2>();
         let y = x.clone().matmul(weight.t()) + bias.reshape([1, outputs]);
         let Some(lora) = lora else { return (y.0, None) };
-        let (low, inner) = low_rank(x, lora);
-        ((y + low).0, Some(inner.0))
+        let (lora_part, inner) = low_rank(x, lora);
+        ((y + lora_part).0, Some(inner.0))
     }
 
     /// See [`linear_rows`].

@@ -57,24 +57,26 @@ impl Operator<1> for MaxPoolWindow {
     }
 }
 
+/// Burn's argument `padding`: none on either axis.
+const UNPADDED: [usize; 2] = [0; 2];
 /// Burn's argument `ceil_mode`: sizes of outputs are rounded down.
 const CEIL_MODE: bool = false;
 
 /// The operator and its gradient on one backend. The default methods require windows without padding.
 pub trait MaxPoolKernel: Backend {
-    /// Returns the result and, if `recorded` is true and the backend's backward pass uses them, the indices of the
+    /// Returns the result and, if `is_recorded` is true and the backend's backward pass uses them, the indices of the
     /// maxima.
     fn max_pool_forward(
         x: Floats<Self>,
         window: MaxPoolWindow,
-        recorded: bool,
+        is_recorded: bool,
     ) -> (Floats<Self>, Option<IntTensor<Self>>) {
         let MaxPoolWindow { kernel, stride, dilation, .. } = window;
-        if !recorded {
-            return (Self::max_pool2d(x, kernel, stride, [0; 2], dilation, CEIL_MODE), None);
+        if !is_recorded {
+            return (Self::max_pool2d(x, kernel, stride, UNPADDED, dilation, CEIL_MODE), None);
         }
         let dtype = get_or_init_device_settings::<Self>(&x.device()).int_dtype;
-        let found = Self::max_pool2d_with_indices(x, kernel, stride, [0; 2], dilation, CEIL_MODE, dtype);
+        let found = Self::max_pool2d_with_indices(x, kernel, stride, UNPADDED, dilation, CEIL_MODE, dtype);
         (found.output, Some(found.indices))
     }
 
@@ -89,8 +91,8 @@ pub trait MaxPoolKernel: Backend {
         let MaxPoolWindow { kernel, stride, dilation, .. } = window;
         let dtype = get_or_init_device_settings::<Self>(&x.device()).int_dtype;
         let indices = indices.unwrap_or_else(|| {
-            Self::max_pool2d_with_indices(x.clone(), kernel, stride, [0; 2], dilation, CEIL_MODE, dtype).indices
+            Self::max_pool2d_with_indices(x.clone(), kernel, stride, UNPADDED, dilation, CEIL_MODE, dtype).indices
         });
-        Self::max_pool2d_with_indices_backward(x, kernel, stride, [0; 2], dilation, CEIL_MODE, d_y, indices).x_grad
+        Self::max_pool2d_with_indices_backward(x, kernel, stride, UNPADDED, dilation, CEIL_MODE, d_y, indices).x_grad
     }
 }

@@ -73,9 +73,9 @@ impl Operator<3> for LayerNorm {
         [x, gain, shift]: [Floats<B>; 3],
         wanted: [bool; 3],
     ) -> (Floats<B>, impl Pullback<B, 3>) {
-        let layer = Some(SharedShift(shift.shape()[0] == 1));
+        let shared_shift = Some(SharedShift(shift.shape()[0] == 1));
         let (y, moments) = B::layer_norm_forward(x.clone(), gain.clone(), shift, self.eps, self.dtype);
-        let saved = SavedNorm { x, gain, moments, layer, eps: self.eps };
+        let saved = SavedNorm { x, gain, moments, shift: shared_shift, eps: self.eps };
         (y, move |d_y| B::layer_norm_backward(saved, d_y, wanted))
     }
 }
@@ -145,21 +145,21 @@ pub(super) fn composed_backward<B: NormKernel>(
     let d_y = Expression(d_y);
     let [_, columns]: [usize; 2] = moments.dims();
     let inverse = moments.clone().narrow(1, columns - 1..columns);
-    let x = match saved.layer {
+    let x = match saved.shift {
         Some(_) => x - moments.narrow(1, 0..1),
         None => x,
     };
     let normed = x * inverse.clone();
-    let shared_gain = gain.dims::<2>()[0] == 1;
-    let d_gain = gain_wanted.then(|| sum_if_shared(normed.clone() * d_y.clone(), shared_gain).0);
-    let d_shift = match saved.layer {
-        Some(SharedShift(shared_shift)) if shift_wanted => Some(sum_if_shared(d_y.clone(), shared_shift).0),
+    let is_gain_shared = gain.dims::<2>()[0] == 1;
+    let d_gain = gain_wanted.then(|| sum_if_shared(normed.clone() * d_y.clone(), is_gain_shared).0);
+    let d_shift = match saved.shift {
+        Some(SharedShift(is_shift_shared)) if shift_wanted => Some(sum_if_shared(d_y.clone(), is_shift_shared).0),
         _ => None,
     };
     let d_x = x_wanted.then(|| {
         let d_normed = d_y * gain;
         let projection = (normed.clone() * d_normed.clone()).mean(1);
-        let centered = match saved.layer {
+        let centered = match saved.shift {
             Some(_) => d_normed.clone() - d_normed.mean(1),
             None => d_normed,
         };
@@ -177,7 +177,7 @@ pub struct SavedNorm<T> {
     /// Mean and inverse deviation of each row, in a layout of the backend.
     pub moments: T,
     /// Whether the shift of a layer norm has one row; `None` for an RMS norm.
-    pub layer: Option<SharedShift>,
+    pub shift: Option<SharedShift>,
     /// Epsilon; only libtorch reads it.
     #[cfg_attr(not(feature = "libtorch"), allow(dead_code))]
     pub eps: f64,

@@ -122,7 +122,7 @@ pub(super) fn composed_backward<B: RmsRopeKernel>(
         Some(Rotation { angles, heads }) => B::rotate(d_y, angles, heads, Direction::Back),
         None => d_y,
     };
-    let saved = SavedNorm { x: Expression::<B>(x).cast(DType::F32).0, gain, moments, layer: None, eps };
+    let saved = SavedNorm { x: Expression::<B>(x).cast(DType::F32).0, gain, moments, shift: None, eps };
     let [d_x, d_gain, _] = B::norm_backward(saved, d_y, [x_wanted, gain_wanted, false]);
     [d_x.map(|d_x| Expression::<B>(d_x).cast(dtype).0), d_gain]
 }

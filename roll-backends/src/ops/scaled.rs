@@ -122,7 +122,8 @@ pub trait ScaledKernel: ProductKernel {
     /// The matrix as `dtype`: the number of each code (`[rows, columns]`) times the scale of its row (`[rows]`).
     fn decoded(kind: EightBits, codes: IntTensor<Self>, scales: Floats<Self>, dtype: DType) -> Floats<Self> {
         let ([rows, columns], device) = (codes.shape().dims::<2>(), codes.device());
-        let table = Self::float_from_data(TensorData::new(kind.table().to_vec(), [256]), &device);
+        let numbers = kind.table();
+        let table = Self::float_from_data(TensorData::new(numbers.to_vec(), [numbers.len()]), &device);
         let indices = Self::int_cast(Self::int_reshape(codes, Shape::new([rows * columns])), IntDType::I32);
         let values = Expression::<Self>(Self::float_select(table, 0, indices)).reshape([rows, columns]);
         (values * Expression(scales).reshape([rows, 1])).cast(dtype).0

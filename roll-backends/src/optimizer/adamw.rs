@@ -98,8 +98,8 @@ fn update_block_on_this_processor(c: &AdamUpdate, p: &mut [f32], g: &[f32], m: &
     update_block(c, p, g, m, v);
 }
 
-/// Updates a block: parameters `p`, gradients `g`, first moments `m` and second moments `v`. The loop has no branches,
-/// so that the compiler vectorises it.
+/// Updates a block by the coefficients `c`: parameters `p`, gradients `g`, first moments `m` and second moments `v`.
+/// The loop has no branches, so that the compiler vectorises it.
 #[inline(always)]
 fn update_block(c: &AdamUpdate, p: &mut [f32], g: &[f32], m: &mut [f32], v: &mut [f32]) {
     for (((p, &g), m), v) in p.iter_mut().zip(g).zip(m).zip(v) {

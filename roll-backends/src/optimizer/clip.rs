@@ -28,10 +28,13 @@ pub fn norm(values: &[f32]) -> f64 {
     sum_of_squares(values).sqrt()
 }
 
-/// The clipping factor for a gradient of norm `norm`: `min(1, max_norm / (norm + 1e-6))` as in PyTorch; 1 if `max_norm`
-/// is 0 (clipping is off).
+/// Added to the norm before the division, as in PyTorch.
+const NORM_EPS: f64 = 1e-6;
+
+/// The clipping factor for a gradient of norm `norm`: `min(1, max_norm / (norm + NORM_EPS))` as in PyTorch; 1 if
+/// `max_norm` is 0 (clipping is off).
 pub fn clip_coefficient(norm: f64, max_norm: f64) -> f64 {
-    if max_norm > 0.0 { (max_norm / (norm + 1e-6)).min(1.0) } else { 1.0 }
+    if max_norm > 0.0 { (max_norm / (norm + NORM_EPS)).min(1.0) } else { 1.0 }
 }
 
 /// Multiplies all values by `factor`.

@@ -51,7 +51,7 @@ impl Default for LrSchedulerOptions {
 }
 
 /// Default timescale of `inverse_sqrt` without warm-up, in steps.
-const TIMESCALE: u64 = 10_000;
+const DEFAULT_TIMESCALE: u64 = 10_000;
 
 /// The learning rate as a function of the optimizer step.
 #[derive(Clone, Debug, PartialEq)]
@@ -91,7 +91,7 @@ impl LrSchedule {
             LrSchedulerType::CosineWithRestarts => half_wave(self.options.num_cycles.unwrap_or(1.0) * progress % 1.0),
             LrSchedulerType::Polynomial => return self.polynomial(progress),
             LrSchedulerType::InverseSqrt => {
-                let default = if self.warmup_steps > 0 { self.warmup_steps } else { TIMESCALE };
+                let default = if self.warmup_steps > 0 { self.warmup_steps } else { DEFAULT_TIMESCALE };
                 let timescale = self.options.timescale.unwrap_or(default) as f64;
                 ((step - warmup + timescale) / timescale).sqrt().recip()
             }

@@ -47,7 +47,7 @@ pub trait Service: Send + Sync {
 pub struct OverlappedRanks {
     sequencer: Arc<Sequencer>,
     queue: Arc<Queue>,
-    overlap: AtomicBool,
+    is_overlap_on: AtomicBool,
 }
 
 /// Runs the collectives of a rank in sequence. It is shared with the background thread.
@@ -79,7 +79,7 @@ impl OverlappedRanks {
             return overlapped;
         }
         let sequencer = Arc::new(Sequencer { ranks, services: Mutex::default(), exclusive: Mutex::default() });
-        let overlapped = Arc::new(Self { sequencer, queue: Arc::default(), overlap: AtomicBool::new(true) });
+        let overlapped = Arc::new(Self { sequencer, queue: Arc::default(), is_overlap_on: AtomicBool::new(true) });
         known.push(Arc::downgrade(&overlapped));
         overlapped
     }
@@ -93,12 +93,12 @@ impl OverlappedRanks {
 
     /// Whether work is done in the background: overlap is on and there are several ranks.
     pub fn overlaps(&self) -> bool {
-        self.world_size() > 1 && self.overlap.load(Ordering::Relaxed)
+        self.world_size() > 1 && self.is_overlap_on.load(Ordering::Relaxed)
     }
 
     /// Turns background work on or off. Results are bit-identical either way.
-    pub fn set_overlap(&self, overlap: bool) {
-        self.overlap.store(overlap, Ordering::Relaxed);
+    pub fn set_overlap(&self, is_on: bool) {
+        self.is_overlap_on.store(is_on, Ordering::Relaxed);
     }
 
     /// Requests work of service `number`, after the requests in the queue, and waits for the result.
@@ -202,6 +202,7 @@ impl Sequencer {
 
     /// Does the work of a request with all ranks.
     fn perform(&self, [number, operand_0, operand_1]: Request, contribution: Option<&[f32]>) -> Result<Vec<f32>> {
+        // Services are numbered from 1. A number of 0 becomes an index that no service has.
         let service = lock(&self.services).get((number as usize).wrapping_sub(1)).cloned();
         let service = service.ok_or_else(|| {
             Error::Misuse(format!(

@@ -13,6 +13,7 @@ use crate::sync::lock;
 /// queued when no other request is.
 const CAPACITY: usize = 1 << 24;
 
+/// A request that waits for its turn on the background thread.
 pub(super) struct QueuedRequest {
     pub(super) request: Request,
     pub(super) contribution: Vec<f32>,
@@ -39,15 +40,15 @@ pub(super) struct Queue {
 struct QueueState {
     queued: VecDeque<QueuedRequest>,
     /// Number of values in the contributions of queued requests and of the one in progress.
-    values: usize,
+    queued_values: usize,
     /// Whether a request is in progress.
-    working: bool,
+    is_working: bool,
     /// Whether the thread has been started.
-    started: bool,
+    is_started: bool,
     /// The first error that has not been reported.
-    failed: Option<Error>,
+    unreported_error: Option<Error>,
     /// Whether the thread is to end.
-    closed: bool,
+    is_closed: bool,
 }
 
 impl Queue {
@@ -55,21 +56,21 @@ impl Queue {
     /// error that has not been reported.
     pub(super) fn push(self: &Arc<Self>, sequencer: &Arc<Sequencer>, queued: QueuedRequest) -> Result<()> {
         let mut state = lock(&self.state);
-        while !state.queued.is_empty() && state.values + queued.contribution.len() > CAPACITY {
+        while !state.queued.is_empty() && state.queued_values + queued.contribution.len() > CAPACITY {
             state = self.wait(state);
         }
-        if let Some(error) = state.failed.take() {
+        if let Some(error) = state.unreported_error.take() {
             return Err(error);
         }
-        if !state.started {
+        if !state.is_started {
             let (queue, sequencer) = (self.clone(), sequencer.clone());
             std::thread::Builder::new()
                 .name("roll-ranks".into())
                 .spawn(move || queue.work(&sequencer))
                 .map_err(|e| Error::Misuse(format!("starting the thread that talks to the other ranks: {e}")))?;
-            state.started = true;
+            state.is_started = true;
         }
-        state.values += queued.contribution.len();
+        state.queued_values += queued.contribution.len();
         state.queued.push_back(queued);
         self.changed.notify_all();
         Ok(())
@@ -79,10 +80,10 @@ impl Queue {
     /// reported.
     pub(super) fn wait_idle(&self) -> Result<()> {
         let mut state = lock(&self.state);
-        while state.working || !state.queued.is_empty() {
+        while state.is_working || !state.queued.is_empty() {
             state = self.wait(state);
         }
-        match state.failed.take() {
+        match state.unreported_error.take() {
             Some(error) => Err(error),
             None => Ok(()),
         }
@@ -92,7 +93,7 @@ impl Queue {
     /// results, so that receivers get an error.
     pub(super) fn close(&self) {
         let mut state = lock(&self.state);
-        state.closed = true;
+        state.is_closed = true;
         state.queued.clear();
         self.changed.notify_all();
     }
@@ -102,23 +103,23 @@ impl Queue {
         let mut state = lock(&self.state);
         loop {
             let Some(queued) = state.queued.pop_front() else {
-                if state.closed {
+                if state.is_closed {
                     return;
                 }
                 state = self.wait(state);
                 continue;
             };
-            state.working = true;
+            state.is_working = true;
             drop(state);
             let values = queued.contribution.len();
             let result = catch_unwind(AssertUnwindSafe(|| queued.run(sequencer)))
                 .unwrap_or_else(|_| Err(Error::Misuse("the thread that talks to other ranks panicked".into())));
             state = lock(&self.state);
-            state.working = false;
-            state.values = state.values.saturating_sub(values);
+            state.is_working = false;
+            state.queued_values = state.queued_values.saturating_sub(values);
             // The first error is the cause; later ones only report that the job is over.
-            if state.failed.is_none() {
-                state.failed = result.err();
+            if state.unreported_error.is_none() {
+                state.unreported_error = result.err();
             }
             self.changed.notify_all();
         }

@@ -60,14 +60,14 @@ impl Gpu {
         Some(Self { copy_streams: copy_streams_of(number), device: tch::Device::Cuda(number), piece: PIECE })
     }
 
-    /// Copies `tensors` to the host, and calls `into` with slices of the flat layout `out` and the values for them. A
-    /// tensor that is `None` leaves its part of `out` as it is. `lens` has the number of elements of each tensor.
+    /// Copies `tensors` to the host, and calls `combine` with slices of the flat layout `out` and the values for them.
+    /// A tensor that is `None` leaves its part of `out` as it is. `lengths` has the number of elements of each tensor.
     pub(super) fn download(
         &self,
         tensors: Vec<Option<Tensor<1>>>,
-        lens: &[usize],
+        lengths: &[usize],
         out: &mut [f32],
-        into: impl Fn(&mut [f32], &[f32]) + Sync,
+        combine: impl Fn(&mut [f32], &[f32]) + Sync,
     ) -> Result<()> {
         let is_present: Vec<bool> = tensors.iter().map(Option::is_some).collect();
         let tensors = tensors.into_iter().map(|t| t.map(of_libtorch).transpose()).collect::<Result<Vec<_>>>()?;
@@ -80,18 +80,18 @@ impl Gpu {
             for range in flat {
                 let (head, tail) = values.split_at(range.len());
                 values = tail;
-                out[range].par_chunks_mut(CHUNK).zip(head.par_chunks(CHUNK)).for_each(|(out, head)| into(out, head));
+                out[range].par_chunks_mut(CHUNK).zip(head.par_chunks(CHUNK)).for_each(|(out, head)| combine(out, head));
             }
             Ok::<_, Error>(())
         };
-        for ranges in pieces(lens, &is_present, self.piece) {
+        for ranges in pieces(lengths, &is_present, self.piece) {
             let mut parts = Vec::new();
             for TensorRange { tensor, start, flat } in &ranges {
                 if let Some(values) = &tensors[*tensor] {
-                    parts.push(values.f_narrow(0, *start as i64, flat.len() as i64).map_err(failed)?);
+                    parts.push(values.f_narrow(0, *start as i64, flat.len() as i64).map_err(offload_error)?);
                 }
             }
-            let piece = tch::Tensor::f_cat(&parts, 0).map_err(failed)?;
+            let piece = tch::Tensor::f_cat(&parts, 0).map_err(offload_error)?;
             in_flight.push_back((merged(ranges), self.begin_download(piece)?));
             if in_flight.len() > IN_FLIGHT
                 && let Some(first) = in_flight.pop_front()
@@ -105,28 +105,28 @@ impl Gpu {
     /// Starts the copy of `values`, which nothing else refers to, to the host.
     fn begin_download(&self, values: tch::Tensor) -> Result<PieceCopy> {
         if let (Some(copy_streams), tch::Device::Cuda(number)) = (&self.copy_streams, self.device) {
-            let (at, bytes) = (values.data_ptr().expose_provenance(), 4 * values.numel());
+            let (at, bytes) = (values.data_ptr().expose_provenance(), size_of::<f32>() * values.numel());
             // SAFETY: the values were just concatenated, in unshared memory of that size.
             match unsafe { copy_streams.begin_d2h(values.shallow_clone(), at, bytes) } {
                 Ok(copy) => return Ok(PieceCopy::InFlight(copy)),
                 Err(reason) => disable(number, &reason),
             }
         }
-        Ok(PieceCopy::Done(Vec::<f32>::try_from(&values).map_err(failed)?))
+        Ok(PieceCopy::Done(Vec::<f32>::try_from(&values).map_err(offload_error)?))
     }
 
-    /// Creates tensors of `lens` elements from the flat layout and passes each to `on_complete`, with its index, as
+    /// Creates tensors of `lengths` elements from the flat layout and passes each to `on_complete`, with its index, as
     /// soon as it is complete.
     pub(super) fn upload(
         &self,
-        lens: &[usize],
+        lengths: &[usize],
         values: &[f32],
         mut on_complete: impl FnMut(usize, Tensor<1>),
     ) -> Result<()> {
-        let new_tensor = |index: usize| tch::Tensor::f_empty([lens[index] as i64], (Kind::Float, self.device));
-        let all_present = vec![true; lens.len()];
+        let new_tensor = |index: usize| tch::Tensor::f_empty([lengths[index] as i64], (Kind::Float, self.device));
+        let all_present = vec![true; lengths.len()];
         let mut unfinished: Option<tch::Tensor> = None;
-        for ranges in pieces(lens, &all_present, self.piece) {
+        for ranges in pieces(lengths, &all_present, self.piece) {
             let (Some(first), Some(last)) = (ranges.first(), ranges.last()) else { continue };
             let piece = self.upload_piece(&values[first.flat.start..last.flat.end])?;
             let mut at = 0;
@@ -134,12 +134,12 @@ impl Gpu {
                 let len = flat.len() as i64;
                 let whole = match unfinished.take() {
                     Some(unfinished) => unfinished,
-                    None => new_tensor(tensor).map_err(failed)?,
+                    None => new_tensor(tensor).map_err(offload_error)?,
                 };
-                let mut to = whole.f_narrow(0, start as i64, len).map_err(failed)?;
-                to.f_copy_(&piece.f_narrow(0, at, len).map_err(failed)?).map_err(failed)?;
+                let mut to = whole.f_narrow(0, start as i64, len).map_err(offload_error)?;
+                to.f_copy_(&piece.f_narrow(0, at, len).map_err(offload_error)?).map_err(offload_error)?;
                 at += len;
-                if start + flat.len() == lens[tensor] {
+                if start + flat.len() == lengths[tensor] {
                     on_complete(tensor, Tensor::from_primitive::<LibTorch>(TchTensor::new(whole)));
                 } else {
                     // The rest of the tensor is in the next piece.
@@ -156,16 +156,16 @@ impl Gpu {
         {
             return Ok(piece);
         }
-        let here = tch::Tensor::f_from_slice(values).map_err(failed)?;
-        Ok(here.f_to_device(self.device).map_err(failed)?)
+        let here = tch::Tensor::f_from_slice(values).map_err(offload_error)?;
+        Ok(here.f_to_device(self.device).map_err(offload_error)?)
     }
 }
 
 /// Divides the tensors that are present into pieces of `size` elements, in order; the last may be shorter.
-fn pieces(lens: &[usize], is_present: &[bool], size: usize) -> Vec<Vec<TensorRange>> {
+fn pieces(lengths: &[usize], is_present: &[bool], size: usize) -> Vec<Vec<TensorRange>> {
     let mut pieces = vec![Vec::new()];
     let (mut room, mut at) = (size, 0);
-    for (tensor, len) in lens.iter().enumerate() {
+    for (tensor, len) in lengths.iter().enumerate() {
         let mut start = 0;
         while is_present[tensor] && start < *len {
             if room == 0 {
@@ -202,10 +202,10 @@ fn merged(ranges: Vec<TensorRange>) -> Vec<Range<usize>> {
 fn of_libtorch(tensor: Tensor<1>) -> Result<tch::Tensor> {
     let primitive = detached(tensor).try_into_primitive::<LibTorch>();
     let primitive = primitive.map_err(|_| Error::Misuse("a parameter is not on the GPU of its model".into()))?;
-    Ok(primitive.tensor.f_to_kind(Kind::Float).map_err(failed)?)
+    Ok(primitive.tensor.f_to_kind(Kind::Float).map_err(offload_error)?)
 }
 
-fn failed(e: TchError) -> BackendError {
+fn offload_error(e: TchError) -> BackendError {
     BackendError::Offload { reason: e.to_string() }
 }
 
@@ -231,8 +231,8 @@ mod tests {
     /// Uses libtorch's CPU instead of a GPU, and a GPU if there is one.
     #[test]
     fn downloads_and_uploads_are_exact_for_any_piece_size() {
-        let lens = [3, 1, 70_000, 5];
-        let total: usize = lens.iter().sum();
+        let lengths = [3, 1, 70_000, 5];
+        let total: usize = lengths.iter().sum();
         let values: Vec<f32> = (0..total).map(|i| (i as f32 * 0.37).sin()).collect();
         let mut gpus = vec![Gpu { copy_streams: None, device: tch::Device::Cpu, piece: 0 }];
         if tch::Cuda::is_available() {
@@ -246,14 +246,14 @@ mod tests {
                     assert_eq!(tensor, tensors.len());
                     tensors.push(value);
                 };
-                gpu.upload(&lens, &values, &mut keep).unwrap();
+                gpu.upload(&lengths, &values, &mut keep).unwrap();
                 let all = |tensors: &[Tensor<1>]| tensors.iter().cloned().map(Some).collect::<Vec<_>>();
                 let mut read = vec![0.0; total];
-                gpu.download(all(&tensors), &lens, &mut read, |out, values| out.copy_from_slice(values)).unwrap();
+                gpu.download(all(&tensors), &lengths, &mut read, |out, values| out.copy_from_slice(values)).unwrap();
                 assert_eq!(read, values);
                 let mut some = all(&tensors);
                 some[1] = None;
-                gpu.download(some, &lens, &mut read, |o, g| o.iter_mut().zip(g).for_each(|(o, g)| *o += g)).unwrap();
+                gpu.download(some, &lengths, &mut read, |o, g| o.iter_mut().zip(g).for_each(|(o, g)| *o += g)).unwrap();
                 let expected = |i: usize| if i == 3 { values[i] } else { 2.0 * values[i] };
                 assert!((0..total).all(|i| read[i] == expected(i)));
             }

@@ -2,12 +2,17 @@
 //!
 //! The types that hold values, for replicated and sharded parameters (`sharded.rs`):
 //!
-//! | type               | values of                          | replicated                 | sharded                         |
+//! | type               | values of                          | replicated                 | sharded
+//! |
 //! |--------------------|------------------------------------|----------------------------|---------------------------------|
-//! | `ParameterStorage` | [`Parameters`], current            | tensors on the device      | `ShardedParameters`             |
-//! | `Shards`           | one rank, current                  | -                          | shards in host memory           |
-//! | `SnapshotValues`   | [`Snapshot`], when it was taken    | the tensors of that moment | the number of writes until then |
-//! | `SegmentValues`    | [`ParameterSegment`] of a snapshot | the tensors of that moment | tensors gathered to the device  |
+//! | `ParameterStorage` | [`Parameters`], current            | tensors on the device      | `ShardedParameters`
+//! |
+//! | `Shards`           | one rank, current                  | -                          | shards in host memory
+//! |
+//! | `SnapshotValues`   | [`Snapshot`], when it was taken    | the tensors of that moment | the number of writes until
+//! then |
+//! | `SegmentValues`    | [`ParameterSegment`] of a snapshot | the tensors of that moment | tensors gathered to the
+//! device  |
 //!
 //! Once sharded parameters have been written again, the values of older snapshots are gone, and requesting a segment of
 //! such a snapshot is an error.
@@ -133,7 +138,9 @@ impl Parameters {
     /// Size in bytes of the values that this process stores.
     pub fn bytes(&self) -> usize {
         match &self.shared.storage {
-            ParameterStorage::Replicated(_) => 4 * self.specs().iter().map(ParameterSpec::len).sum::<usize>(),
+            ParameterStorage::Replicated(_) => {
+                size_of::<f32>() * self.specs().iter().map(ParameterSpec::len).sum::<usize>()
+            }
             ParameterStorage::Sharded(sharded) => sharded.bytes(),
         }
     }
@@ -174,9 +181,9 @@ impl Parameters {
         };
         #[cfg(feature = "libtorch")]
         if let Some(gpu) = gpu::Gpu::of(&self.shared.device) {
-            let lens = self.lens(which.clone());
+            let lengths = self.lengths(which.clone());
             let values: Vec<_> = values[which].iter().map(|value| Some(value.clone())).collect();
-            return gpu.download(values, &lens, out, |out, values| out.copy_from_slice(values));
+            return gpu.download(values, &lengths, out, |out, values| out.copy_from_slice(values));
         }
         for (value, out) in values[which.clone()].iter().zip(self.split_mut(which, out)) {
             out.copy_from_slice(&download(value.clone())?);
@@ -193,8 +200,7 @@ impl Parameters {
     /// is wrong.
     pub fn write_part(&self, which: Range<usize>, values: &[f32]) -> Result<()> {
         self.check_len(&which, values.len())?;
-        let mut rest = values;
-        let mut shared = match &self.shared.storage {
+        let mut current = match &self.shared.storage {
             ParameterStorage::Replicated(values) => lock(values),
             ParameterStorage::Sharded(sharded) => {
                 sharded.write(which, values);
@@ -202,13 +208,14 @@ impl Parameters {
             }
         };
         // A snapshot keeps the old list, which holds handles, not copies of values.
-        let list = Arc::make_mut(&mut shared);
+        let list = Arc::make_mut(&mut current);
         #[cfg(feature = "libtorch")]
         if let Some(gpu) = gpu::Gpu::of(&self.shared.device) {
-            let lens = self.lens(which.clone());
+            let lengths = self.lengths(which.clone());
             // Empty tensors are not passed on; they have nothing to replace.
-            return gpu.upload(&lens, values, |index, value| list[which.start + index] = value);
+            return gpu.upload(&lengths, values, |index, value| list[which.start + index] = value);
         }
+        let mut rest = values;
         for (value, spec) in list[which.clone()].iter_mut().zip(&self.specs()[which]) {
             let (head, tail) = rest.split_at(spec.len());
             rest = tail;
@@ -227,10 +234,10 @@ impl Parameters {
         self.check_len(&which, add_into.len())?;
         #[cfg(feature = "libtorch")]
         if let Some(gpu) = gpu::Gpu::of(&self.shared.device) {
-            let lens = self.lens(which.clone());
+            let lengths = self.lengths(which.clone());
             let gradients: Vec<_> = lock(&self.shared.gradients)[which].iter_mut().map(Option::take).collect();
             let add = |out: &mut [f32], values: &[f32]| out.iter_mut().zip(values).for_each(|(o, g)| *o += g);
-            return gpu.download(gradients, &lens, add_into, add);
+            return gpu.download(gradients, &lengths, add_into, add);
         }
         for (index, out) in which.clone().zip(self.split_mut(which, add_into)) {
             if let Some(gradient) = self.take_gradient(index) {
@@ -250,7 +257,7 @@ impl Parameters {
     }
 
     #[cfg(feature = "libtorch")]
-    fn lens(&self, which: Range<usize>) -> Vec<usize> {
+    fn lengths(&self, which: Range<usize>) -> Vec<usize> {
         self.specs()[which].iter().map(ParameterSpec::len).collect()
     }
 

@@ -14,12 +14,12 @@ use crate::sync::lock;
 use crate::weights::Prefetcher;
 
 /// Maximum number of values that a read all-gathers at a time.
-const AT_ONCE: usize = 1 << 22;
+const MAX_GATHERED: usize = 1 << 22;
 
 /// This rank's shard of every tensor. A segment is all-gathered when a pass needs it, and the next one is prefetched.
 pub(super) struct ShardedParameters {
     ranks: Arc<OverlappedRanks>,
-    /// Number of `shards` among the services of the ranks.
+    /// The index of `shards` among the services that the ranks offer one another.
     service: u32,
     shards: Arc<Shards>,
     prefetcher: Prefetcher<Gathered>,
@@ -29,7 +29,7 @@ pub(super) struct ShardedParameters {
 struct ShardLayout {
     names: Vec<String>,
     /// Elements of each tensor.
-    lens: Vec<usize>,
+    lengths: Vec<usize>,
     /// The start of each tensor's shard in [`ShardValues::shards`], and the end of the last one.
     starts: Vec<usize>,
     /// This rank.
@@ -67,14 +67,14 @@ impl ShardedParameters {
     ) -> Result<Self> {
         let ranks = OverlappedRanks::of(ranks);
         let (rank, world) = (ranks.rank().0, ranks.world_size());
-        let lens: Vec<usize> = specs.iter().map(ParameterSpec::len).collect();
-        let mut starts = vec![0];
-        starts.extend(lens.iter().scan(0, |end, len| {
-            *end += len.div_ceil(world);
-            Some(*end)
-        }));
+        let lengths: Vec<usize> = specs.iter().map(ParameterSpec::len).collect();
+        let (mut starts, mut end) = (vec![0], 0);
+        for length in &lengths {
+            end += length.div_ceil(world);
+            starts.push(end);
+        }
         let names = specs.iter().map(|s| s.name.clone()).collect();
-        let layout = ShardLayout { names, lens, starts, rank, world };
+        let layout = ShardLayout { names, lengths, starts, rank, world };
         let mut own_shards = vec![0.0; layout.starts[specs.len()]];
         for (index, spec) in specs.iter().enumerate() {
             let tensor = values(spec)?;
@@ -94,7 +94,7 @@ impl ShardedParameters {
     }
 
     pub(super) fn bytes(&self) -> usize {
-        4 * lock(&self.shards.values).shards.len()
+        size_of::<f32>() * lock(&self.shards.values).shards.len()
     }
 
     /// Index and values of the tensors whose names start with `prefix`, in the given version. Fails with
@@ -118,15 +118,15 @@ impl ShardedParameters {
         Ok(gathered.tensors)
     }
 
-    /// All-gathers the tensors `which`, at most [`AT_ONCE`] elements at a time (or one larger tensor), and copies them
-    /// to `out`, their part of the flat layout.
+    /// All-gathers the tensors `which`, at most [`MAX_GATHERED`] elements at a time (or one larger tensor), and copies
+    /// them to `out`, their part of the flat layout.
     pub(super) fn read(&self, which: Range<usize>, mut out: &mut [f32]) -> Result<()> {
         let mut first = which.start;
         while first < which.end {
-            let mut elements = self.shards.layout.lens[first];
+            let mut elements = self.shards.layout.lengths[first];
             let mut end = first + 1;
-            while end < which.end && elements + self.shards.layout.lens[end] <= AT_ONCE {
-                elements += self.shards.layout.lens[end];
+            while end < which.end && elements + self.shards.layout.lengths[end] <= MAX_GATHERED {
+                elements += self.shards.layout.lengths[end];
                 end += 1;
             }
             for (_, tensor) in self.gather(first..end)?.tensors {
@@ -143,7 +143,7 @@ impl ShardedParameters {
     pub(super) fn write(&self, which: Range<usize>, mut values: &[f32]) {
         let mut stored = lock(&self.shards.values);
         for index in which {
-            let (tensor, tail) = values.split_at(self.shards.layout.lens[index]);
+            let (tensor, tail) = values.split_at(self.shards.layout.lengths[index]);
             self.shards.layout.store_shard(index, tensor, &mut stored.shards);
             values = tail;
         }
@@ -204,7 +204,7 @@ impl ShardLayout {
             let mut values = Vec::with_capacity(shard.len() * self.world);
             by_rank.iter().for_each(|of_rank| values.extend_from_slice(&of_rank[shard.clone()]));
             // Without the padding of the last shards.
-            values.truncate(self.lens[index]);
+            values.truncate(self.lengths[index]);
             (index, values)
         };
         Ok(Gathered { version: is_same_version.then(|| version(rank_0)), tensors: which.map(tensor).collect() })
@@ -219,7 +219,7 @@ impl Service for Shards {
         [first, end]: [u32; 2],
         contribution: Option<&[f32]>,
     ) -> Result<Vec<f32>> {
-        let (first, end, count) = (first as usize, end as usize, self.layout.lens.len());
+        let (first, end, count) = (first as usize, end as usize, self.layout.lengths.len());
         if first > end || end > count {
             return Err(Error::Misuse(format!(
                 "another rank requests the parameters {first} to {end} of {count}: do all ranks train the same model?"

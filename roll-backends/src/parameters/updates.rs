@@ -1,7 +1,7 @@
 //! AdamW on the parameters' device, tensor by tensor.
 //!
-//! A LoRA has hundreds of tensors. Each is one kernel and one reduction, queued back to back; the host waits once, for
-//! the norm.
+//! A LoRA has hundreds of tensors. Each takes one reduction for the norm of the gradient and one kernel for the update.
+//! They are queued back to back, and the host waits only once, for the norm.
 
 mod moments;
 mod part;

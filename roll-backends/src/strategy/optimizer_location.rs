@@ -20,7 +20,7 @@ const AUTO_LIMIT: usize = 1 << 28;
 
 impl OptimizerLocation {
     /// The most parameters that a GPU updates itself, with their moments in its memory.
-    pub(super) fn most_on_gpu(self) -> usize {
+    pub(super) fn max_on_gpu(self) -> usize {
         match self {
             Self::Host => 0,
             Self::Auto => AUTO_LIMIT,

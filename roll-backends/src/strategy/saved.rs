@@ -35,28 +35,29 @@ impl<'a> SavedOptimizerState<'a> {
     /// Checks a state. Fails if a tensor is missing, unexpected, misshapen, or holds values that no moment can have:
     /// values that are not finite, and negative second moments.
     pub(super) fn check(specs: &[ParameterSpec], state: &'a StateDict) -> Result<Self> {
-        let step = state.get(STEP).ok_or_else(|| bad(format!("`{STEP}` is missing")))?;
+        let step = state.get(STEP).ok_or_else(|| invalid_state(format!("`{STEP}` is missing")))?;
         let step = match step.as_slice::<i64>() {
             Ok([step]) if *step >= 0 => *step as u64,
-            _ => return Err(bad(format!("`{STEP}` must be one i64, at least 0, found {step:?}"))),
+            _ => return Err(invalid_state(format!("`{STEP}` must be one i64, at least 0, found {step:?}"))),
         };
         for spec in specs {
             for kind in [EXP_AVG, EXP_AVG_SQ] {
                 let name = format!("{kind}{}", spec.name);
-                let tensor = state.get(&name).ok_or_else(|| bad(format!("{kind}*: `{}` is missing", spec.name)))?;
+                let tensor =
+                    state.get(&name).ok_or_else(|| invalid_state(format!("{kind}*: `{}` is missing", spec.name)))?;
                 if tensor.dtype() != DType::F32 {
-                    return Err(bad(format!("`{name}` must be f32, found {}", tensor.dtype())));
+                    return Err(invalid_state(format!("`{name}` must be f32, found {}", tensor.dtype())));
                 }
                 if tensor.shape() != spec.shape {
                     let (expected, found) = (&spec.shape, tensor.shape());
-                    return Err(bad(format!("`{name}`: expected shape {expected:?}, found {found:?}")));
+                    return Err(invalid_state(format!("`{name}`: expected shape {expected:?}, found {found:?}")));
                 }
                 let values = tensor.to_f32_vec();
                 if let Some(at) = values.iter().position(|v| !v.is_finite()) {
-                    return Err(bad(format!("`{name}`: value {at} is {}", values[at])));
+                    return Err(invalid_state(format!("`{name}`: value {at} is {}", values[at])));
                 }
                 if kind == EXP_AVG_SQ && values.iter().any(|v| *v < 0.0) {
-                    return Err(bad(format!("`{name}`: a mean of squares is negative")));
+                    return Err(invalid_state(format!("`{name}`: a mean of squares is negative")));
                 }
             }
         }
@@ -65,7 +66,7 @@ impl<'a> SavedOptimizerState<'a> {
             key == STEP || name.is_some_and(|name| specs.iter().any(|s| s.name == name))
         };
         match state.keys().find(|key| !is_known(key)) {
-            Some(key) => Err(bad(format!("the tensor `{key}` does not belong to it"))),
+            Some(key) => Err(invalid_state(format!("the tensor `{key}` does not belong to it"))),
             None => Ok(Self { state, step }),
         }
     }
@@ -76,7 +77,7 @@ impl<'a> SavedOptimizerState<'a> {
             let mut flat = Vec::new();
             for spec in specs {
                 let name = format!("{kind}{}", spec.name);
-                let tensor = self.state.get(&name).ok_or_else(|| bad(format!("`{name}` is missing")))?;
+                let tensor = self.state.get(&name).ok_or_else(|| invalid_state(format!("`{name}` is missing")))?;
                 flat.extend(tensor.to_f32_vec());
             }
             Ok::<_, Error>(flat)
@@ -85,6 +86,6 @@ impl<'a> SavedOptimizerState<'a> {
     }
 }
 
-fn bad(problem: String) -> Error {
+fn invalid_state(problem: String) -> Error {
     Error::Unsupported(format!("this optimizer state does not fit the model under training: {problem}"))
 }

@@ -26,7 +26,7 @@ roll_core::register! {
     |options, _| Ok(single(options)),
     plan: |options| {
         let options: SingleOptions = parse_options("strategy", options)?;
-        let state_on_gpu = options.optimizer_on.most_on_gpu();
+        let state_on_gpu = options.optimizer_on.max_on_gpu();
         Ok(Division { state_on_gpu, copies_parameters: true, ..Division::default() })
     },
 }

@@ -66,26 +66,30 @@ impl Kind {
 /// A message.
 pub(super) struct Frame {
     pub kind: Kind,
-    /// The root of a broadcast, the milliseconds of a timeout, and else 0.
+    /// The root of a broadcast, the milliseconds of a timeout, and else [`NO_NUMBER`].
     pub number: u64,
     pub bytes: Vec<u8>,
 }
 
-/// The header's fields: the kind is the first byte.
-const NUMBER_AT: usize = 1;
-const LENGTH_AT: usize = 9;
-const HEADER_LEN: usize = 17;
+/// The number of a message that has none.
+pub(super) const NO_NUMBER: u64 = 0;
+
+// The header's fields: the kind is the first byte.
+const NUMBER_AT: usize = size_of::<Kind>();
+const LENGTH_AT: usize = NUMBER_AT + size_of::<u64>();
+const HEADER_LEN: usize = LENGTH_AT + size_of::<u64>();
+/// Most bytes of a message that are sent with its header, in one packet.
+const MAX_IN_ONE_PACKET: usize = 4096;
 /// Most bytes that are allocated for a message before any of its bytes has arrived.
-const AT_ONCE: u64 = 1 << 16;
+const FIRST_ALLOCATION: u64 = 1 << 16;
 
 /// Writes a message as a whole.
 pub(super) fn write(mut stream: &TcpStream, kind: Kind, number: u64, bytes: &[u8]) -> io::Result<()> {
     let mut header = [kind as u8; HEADER_LEN];
     header[NUMBER_AT..LENGTH_AT].copy_from_slice(&number.to_le_bytes());
     header[LENGTH_AT..].copy_from_slice(&(bytes.len() as u64).to_le_bytes());
-    // One packet for a small message.
     match bytes.len() {
-        0..=4096 => stream.write_all(&[&header, bytes].concat()),
+        0..=MAX_IN_ONE_PACKET => stream.write_all(&[&header, bytes].concat()),
         _ => stream.write_all(&header).and_then(|()| stream.write_all(bytes)),
     }
 }
@@ -103,7 +107,7 @@ pub(super) fn read(mut stream: impl Read, longest_of: impl FnOnce(Kind) -> u64) 
     if length > longest {
         return Err(invalid(format!("{kind:?} of {length} bytes, expected at most {longest}")));
     }
-    let mut bytes = Vec::with_capacity(length.min(AT_ONCE) as usize);
+    let mut bytes = Vec::with_capacity(length.min(FIRST_ALLOCATION) as usize);
     if stream.take(length).read_to_end(&mut bytes)? as u64 != length {
         return Err(io::ErrorKind::UnexpectedEof.into());
     }

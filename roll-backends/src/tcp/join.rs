@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 
 use roll_core::{ThreadRanks, threads};
 
-use super::frame::{self, Frame, Kind, Until};
+use super::frame::{self, Frame, Kind, NO_NUMBER, Until};
 use super::hello::{Hello, INTRODUCTION, LONGEST, RANDOM, configure};
 use super::newcomers::{Joined, Newcomers};
 use super::peer::Peer;
@@ -17,7 +17,7 @@ use super::{Place, SILENCE, Side, TcpError, TcpRanks, server};
 /// Pause before the next attempt to connect.
 const PAUSE: Duration = Duration::from_millis(50);
 /// Timeout of collectives until the strategy sets its own.
-const TIMEOUT: Duration = Duration::from_secs(1800);
+const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30 * 60);
 
 /// Listens until all other processes have joined, at most for `patience`, and then starts the threads that serve them.
 pub(super) fn as_root(place: &Place, patience: Duration) -> Result<TcpRanks, TcpError> {
@@ -32,12 +32,12 @@ pub(super) fn as_root(place: &Place, patience: Duration) -> Result<TcpRanks, Tcp
              one random text for all processes, such as that of `openssl rand -hex 32`"
         );
     }
-    let since = Instant::now();
+    let start = Instant::now();
     // The processes in the order of their ranks; the entry of rank 0 stays empty.
     let mut joined: Vec<Option<Joined>> = (0..place.size).map(|_| None).collect();
     let mut newcomers = Newcomers::new(place);
     while joined.iter().skip(1).any(Option::is_none) {
-        if since.elapsed() > patience {
+        if start.elapsed() > patience {
             let missing = (1..place.size).filter(|rank| joined[*rank].is_none()).collect();
             return Err(TcpError::Missing { missing, size: place.size, address, waited: patience });
         }
@@ -52,7 +52,7 @@ pub(super) fn as_root(place: &Place, patience: Duration) -> Result<TcpRanks, Tcp
         }
     }
     drop(newcomers);
-    let mut ranks = ThreadRanks::group(place.size, TIMEOUT);
+    let mut ranks = ThreadRanks::group(place.size, DEFAULT_TIMEOUT);
     let rank_0 = ranks.remove(0);
     let serve = |(rank, joined): (ThreadRanks, Joined)| {
         threads::spawn("a rank", move || server::serve(&joined.stream, rank, &joined.welcome))
@@ -79,18 +79,18 @@ fn bind_listener(place: &Place) -> io::Result<TcpListener> {
 /// have joined.
 pub(super) fn as_peer(place: &Place, patience: Duration) -> Result<TcpRanks, TcpError> {
     let (rank, address) = (place.rank, format!("{}:{}", place.host, place.port));
-    let since = Instant::now();
+    let start = Instant::now();
     let stream = loop {
         let source = match connect(place) {
             Ok(stream) => break stream,
             Err(source) => source,
         };
-        if since.elapsed() > patience {
+        if start.elapsed() > patience {
             return Err(TcpError::NoRoot { rank, address, waited: patience, source });
         }
         std::thread::sleep(PAUSE);
     };
-    let end = (since + patience).max(Instant::now() + INTRODUCTION);
+    let end = (start + patience).max(Instant::now() + INTRODUCTION);
     let closed = |source| TcpError::Closed { rank, address: address.clone(), source };
     let (answer, proof) = introduce_oneself(&stream, place, end).map_err(closed)?;
     match answer.kind {
@@ -136,7 +136,7 @@ impl ExpectedProof<'_> {
 fn introduce_oneself<'a>(stream: &TcpStream, place: &'a Place, end: Instant) -> io::Result<(Frame, ExpectedProof<'a>)> {
     configure(stream, INTRODUCTION)?;
     let hello = serde_json::to_vec(&Hello::of(place))?;
-    frame::write(stream, Kind::Hello, 0, &hello)?;
+    frame::write(stream, Kind::Hello, NO_NUMBER, &hello)?;
     let next_answer = || frame::read(Until { stream, end }, |_| LONGEST);
     let answer = next_answer()?;
     match (&place.secret, answer.kind) {
@@ -144,7 +144,7 @@ fn introduce_oneself<'a>(stream: &TcpStream, place: &'a Place, end: Instant) -> 
             let own_random: [u8; RANDOM] = rand::random();
             let exchanged = [&answer.bytes, &own_random[..], &hello].concat();
             let own_proof = secret.proof(Prover::Peer, &exchanged);
-            frame::write(stream, Kind::Proof, 0, &[&own_random[..], &own_proof].concat())?;
+            frame::write(stream, Kind::Proof, NO_NUMBER, &[&own_random[..], &own_proof].concat())?;
             Ok((next_answer()?, ExpectedProof::Of(secret, exchanged)))
         }
         (Some(_), _) => Ok((answer, ExpectedProof::Impossible)),

@@ -51,6 +51,8 @@ const BEAT: Duration = Duration::from_secs(5);
 const SILENCE: Duration = Duration::from_secs(25);
 /// How long rank 0 waits at the end for the other processes to receive their last results.
 const GRACE: Duration = Duration::from_secs(5);
+/// How often rank 0 looks meanwhile whether they have.
+const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// The place of a process in a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -112,8 +114,9 @@ pub enum TcpError {
 
 impl From<TcpError> for Error {
     fn from(e: TcpError) -> Self {
-        let by_user = matches!(e, TcpError::Refused { .. } | TcpError::Unproven { .. } | TcpError::TooLarge { .. });
-        let fault = if by_user { Fault::User } else { Fault::Failure };
+        let is_fault_of_user =
+            matches!(e, TcpError::Refused { .. } | TcpError::Unproven { .. } | TcpError::TooLarge { .. });
+        let fault = if is_fault_of_user { Fault::User } else { Fault::Failure };
         Error::component(fault, e)
     }
 }
@@ -156,9 +159,9 @@ impl TcpRanks {
         match &self.side {
             Side::Peer(peer) => peer.leave(),
             Side::Root(servers) => {
-                let since = Instant::now();
-                while since.elapsed() < GRACE && !servers.iter().all(JoinHandle::is_finished) {
-                    std::thread::sleep(Duration::from_millis(5));
+                let start = Instant::now();
+                while start.elapsed() < GRACE && !servers.iter().all(JoinHandle::is_finished) {
+                    std::thread::sleep(POLL_INTERVAL);
                 }
             }
         }

@@ -7,14 +7,14 @@ use std::sync::{Arc, mpsc};
 use std::time::{Duration, Instant};
 
 use super::Place;
-use super::frame::{self, Kind, Until};
+use super::frame::{self, Kind, NO_NUMBER, Until};
 use super::hello::{Hello, INTRODUCTION, LONGEST, RANDOM, configure};
 use super::secret::{Prover, VARIABLE};
 
 /// Most connections that introduce themselves at the same time. Further ones wait in the system's queue.
 const MAX_WAITING: usize = 512;
 /// If there are [`MAX_WAITING`] connections, the oldest is closed to make room for a new one if it is older than this.
-const MAKES_ROOM: Duration = Duration::from_secs(1);
+const MIN_AGE_TO_CLOSE: Duration = Duration::from_secs(1);
 /// How long rank 0 waits for an introduction before it looks for new connections.
 const PAUSE: Duration = Duration::from_millis(5);
 /// Most refusals that are logged, because strangers could cause any number of them.
@@ -84,9 +84,9 @@ impl<'a> Newcomers<'a> {
         }
     }
 
-    /// Closes the oldest connection if it is older than [`MAKES_ROOM`]. Returns whether it was.
+    /// Closes the oldest connection if it is older than [`MIN_AGE_TO_CLOSE`]. Returns whether it was.
     fn make_room(&mut self) -> bool {
-        let is_old = self.waiting.first().is_some_and(|oldest| oldest.since.elapsed() > MAKES_ROOM);
+        let is_old = self.waiting.first().is_some_and(|oldest| oldest.since.elapsed() > MIN_AGE_TO_CLOSE);
         if is_old {
             let _ = self.waiting.remove(0).stream.shutdown(Shutdown::Both);
         }
@@ -129,7 +129,7 @@ impl<'a> Newcomers<'a> {
     /// Sends a process the reason why it cannot take part.
     pub(super) fn refuse(&mut self, process: &Joined, reason: &str) {
         self.log_refusal(process.rank, reason);
-        let _ = frame::write(&process.stream, Kind::Refused, 0, reason.as_bytes());
+        let _ = frame::write(&process.stream, Kind::Refused, NO_NUMBER, reason.as_bytes());
     }
 
     fn log_refusal(&mut self, rank: usize, reason: &str) {
@@ -159,7 +159,7 @@ fn introduce(stream: &Arc<TcpStream>, place: &Place, end: Instant) -> io::Result
     let hello_bytes = next(stream, end, Kind::Hello)?;
     let hello: Hello = serde_json::from_slice(&hello_bytes)?;
     let refused = |reason: String| {
-        let _ = frame::write(stream, Kind::Refused, 0, reason.as_bytes());
+        let _ = frame::write(stream, Kind::Refused, NO_NUMBER, reason.as_bytes());
         Ok(Introduction::Refused { rank: hello.rank, reason })
     };
     if let Some(reason) = hello.refusal(&Hello::of(place)) {
@@ -168,7 +168,7 @@ fn introduce(stream: &Arc<TcpStream>, place: &Place, end: Instant) -> io::Result
     let mut welcome = Vec::new();
     if let Some(secret) = &place.secret {
         let challenge: [u8; RANDOM] = rand::random();
-        frame::write(stream, Kind::Challenge, 0, &challenge)?;
+        frame::write(stream, Kind::Challenge, NO_NUMBER, &challenge)?;
         let answer = next(stream, end, Kind::Proof)?;
         let (random, proof) = answer.split_at_checked(RANDOM).ok_or(io::ErrorKind::InvalidData)?;
         let exchanged = [&challenge[..], random, &hello_bytes].concat();

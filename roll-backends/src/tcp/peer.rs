@@ -8,7 +8,7 @@ use std::time::Duration;
 use roll_core::communicator::{check_lengths, check_parts};
 use roll_core::{Communicator, Rank, RanksError, Result};
 
-use super::frame::{self, Kind, LARGEST, LONGEST_TEXT};
+use super::frame::{self, Kind, LARGEST, LONGEST_TEXT, NO_NUMBER};
 use super::{BEAT, TcpError};
 use crate::sync::lock;
 
@@ -36,7 +36,7 @@ impl Peer {
             loop {
                 std::thread::sleep(BEAT);
                 let Some(writer) = writer_of_thread.upgrade() else { return };
-                if frame::write(&lock(&writer), Kind::Beat, 0, &[]).is_err() {
+                if frame::write(&lock(&writer), Kind::Beat, NO_NUMBER, &[]).is_err() {
                     return;
                 }
             }
@@ -47,11 +47,11 @@ impl Peer {
 
     /// Leaves the job. If a process ends without leaving, rank 0 reports that it failed.
     pub(super) fn leave(&self) {
-        let _ = self.write(Kind::Leave, 0, &[]);
+        let _ = self.write(Kind::Leave, NO_NUMBER, &[]);
     }
 
-    /// Sends a message. `number` is the root of a broadcast, the milliseconds of a timeout, and else 0. Other threads
-    /// may send signs of life and failures while a collective waits for its answer.
+    /// Sends a message. `number` is the root of a broadcast, the milliseconds of a timeout, and else [`NO_NUMBER`].
+    /// Other threads may send signs of life and failures while a collective waits for its answer.
     fn write(&self, kind: Kind, number: u64, bytes: &[u8]) -> io::Result<()> {
         frame::write(&lock(&self.writer), kind, number, bytes)
     }
@@ -60,9 +60,10 @@ impl Peer {
     /// collective in errors, and `number` that of [`Peer::write`]. The first failure is kept, and is the error of every
     /// later call.
     fn call(&self, kind: Kind, what: &str, number: u64, values: &[f32], expected: usize) -> Result<Vec<f32>> {
-        let (most, longer) = (LARGEST / 4, values.len().max(expected));
-        if longer as u64 > most {
-            return Err(TcpError::TooLarge { what: what.into(), values: longer, most }.into());
+        let max_values = LARGEST / size_of::<f32>() as u64;
+        let larger_len = values.len().max(expected);
+        if larger_len as u64 > max_values {
+            return Err(TcpError::TooLarge { what: what.into(), values: larger_len, most: max_values }.into());
         }
         let reader = lock(&self.reader);
         if let Some(lost) = lock(&self.lost).clone() {
@@ -82,7 +83,7 @@ impl Peer {
 /// fails or is silent for too long (the outer result). While rank 0 lives the connection is not silent, because rank 0
 /// returns each sign of life.
 fn answer(reader: &TcpStream, expected: usize) -> io::Result<Result<Vec<f32>, RanksError>> {
-    let expected_bytes = 4 * expected;
+    let expected_bytes = size_of::<f32>() * expected;
     let longest = |kind| match kind {
         Kind::Done => expected_bytes as u64,
         Kind::Lost => LONGEST_TEXT,
@@ -109,19 +110,19 @@ impl Communicator for Peer {
     }
 
     fn all_reduce(&self, values: &mut [f32]) -> Result<()> {
-        values.copy_from_slice(&self.call(Kind::AllReduce, "all_reduce", 0, values, values.len())?);
+        values.copy_from_slice(&self.call(Kind::AllReduce, "all_reduce", NO_NUMBER, values, values.len())?);
         Ok(())
     }
 
     fn reduce_scatter(&self, values: &[f32], out: &mut [f32]) -> Result<()> {
         check_lengths("reduce_scatter", values.len(), out.len(), self.size)?;
-        out.copy_from_slice(&self.call(Kind::ReduceScatter, "reduce_scatter", 0, values, out.len())?);
+        out.copy_from_slice(&self.call(Kind::ReduceScatter, "reduce_scatter", NO_NUMBER, values, out.len())?);
         Ok(())
     }
 
     fn all_gather(&self, part: &[f32], out: &mut [f32]) -> Result<()> {
         check_lengths("all_gather", out.len(), part.len(), self.size)?;
-        out.copy_from_slice(&self.call(Kind::AllGather, "all_gather", 0, part, out.len())?);
+        out.copy_from_slice(&self.call(Kind::AllGather, "all_gather", NO_NUMBER, part, out.len())?);
         Ok(())
     }
 
@@ -134,12 +135,12 @@ impl Communicator for Peer {
     }
 
     fn barrier(&self) -> Result<()> {
-        self.call(Kind::Barrier, "a barrier", 0, &[], 0).map(drop)
+        self.call(Kind::Barrier, "a barrier", NO_NUMBER, &[], 0).map(drop)
     }
 
     fn all_to_all(&self, values: &[f32], out: &mut [f32]) -> Result<()> {
         check_parts(values, out, self.size)?;
-        out.copy_from_slice(&self.call(Kind::AllToAll, "all_to_all", 0, values, out.len())?);
+        out.copy_from_slice(&self.call(Kind::AllToAll, "all_to_all", NO_NUMBER, values, out.len())?);
         Ok(())
     }
 
@@ -152,10 +153,10 @@ impl Communicator for Peer {
         let failure = RanksError::Failed { rank: self.rank, reason: reason.into() };
         lock(&self.lost).get_or_insert(failure);
         let bytes = reason.as_bytes();
-        let _ = self.write(Kind::Fail, 0, &bytes[..bytes.len().min(LONGEST_REASON)]);
+        let _ = self.write(Kind::Fail, NO_NUMBER, &bytes[..bytes.len().min(LONGEST_REASON)]);
     }
 
     fn check(&self) -> Result<()> {
-        self.call(Kind::Check, "a check", 0, &[], 0).map(drop)
+        self.call(Kind::Check, "a check", NO_NUMBER, &[], 0).map(drop)
     }
 }

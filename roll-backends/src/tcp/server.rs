@@ -9,7 +9,7 @@ use std::time::Duration;
 use roll_core::{Communicator, Error, Rank, RanksError, Result, ThreadRanks, threads};
 
 use super::SILENCE;
-use super::frame::{self, Frame, Kind};
+use super::frame::{self, Frame, Kind, NO_NUMBER};
 use crate::sync::lock;
 
 /// The reported reason of failure of a process whose connection ended.
@@ -73,7 +73,7 @@ fn read_until_it_leaves(
 }
 
 fn write(writer: &Mutex<&TcpStream>, kind: Kind, bytes: &[u8]) -> io::Result<()> {
-    frame::write(&lock(writer), kind, 0, bytes)
+    frame::write(&lock(writer), kind, NO_NUMBER, bytes)
 }
 
 /// Calls the collective that a frame asks for. Its values are the answer.

@@ -13,7 +13,7 @@ use crate::Backend;
 
 /// Devices of this build that work on this machine and are selected by ROLL_TEST_BACKENDS.
 pub(crate) fn devices() -> impl Iterator<Item = (Backend, Device)> {
-    let tested = Backend::ALL.into_iter().filter(|b| roll_testing::is_tested(b.name()) && b.usable(0).is_ok());
+    let tested = Backend::ALL.into_iter().filter(|b| roll_testing::is_tested(b.name()) && b.check_usable(0).is_ok());
     tested.map(|backend| (backend, crate::device(backend.name()).unwrap()))
 }
 

@@ -49,7 +49,7 @@ impl OffloadedWeight {
         let (device_bytes, values) = match weight.value {
             Value::Dense(tensor) => (0, OffloadedValues::Dense(offloaded(tensor)?)),
             Value::Scaled(ScaledMatrix { kind, codes, scales, .. }) => {
-                let scales_bytes = 4 * shape[0];
+                let scales_bytes = size_of::<f32>() * shape[0];
                 (scales_bytes, OffloadedValues::Scaled { kind, codes: offloaded(codes)?, scales })
             }
             Value::Blocks { .. } => {
@@ -126,8 +126,8 @@ fn with_prefix<'a, T>(map: &'a BTreeMap<String, T>, prefix: &'a str) -> impl Ite
 
 impl WeightStore for HostStore {
     fn segment(&self, prefix: &str) -> Result<Weights> {
-        let prefetch_next = true;
-        let in_flight = self.prefetcher.segment(prefix, prefetch_next, |prefix| {
+        let should_prefetch_next = true;
+        let in_flight = self.prefetcher.segment(prefix, should_prefetch_next, |prefix| {
             // The copies run in the background already, so that their list is sent at once.
             let (send, pending) = mpsc::channel();
             // Cannot fail: the receiver is alive.

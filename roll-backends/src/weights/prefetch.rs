@@ -48,8 +48,13 @@ impl<T> Prefetcher<T> {
     }
 
     /// Returns the segment `name`, which is in flight or fetched now by `fetch`. Then starts the fetch of the next
-    /// segment, if `prefetch_next`.
-    pub fn segment(&self, name: &str, prefetch_next: bool, fetch: impl Fn(&str) -> Result<Pending<T>>) -> Result<T> {
+    /// segment, if `should_prefetch_next`.
+    pub fn segment(
+        &self,
+        name: &str,
+        should_prefetch_next: bool,
+        fetch: impl Fn(&str) -> Result<Pending<T>>,
+    ) -> Result<T> {
         let mut state = lock(&self.state);
         let segment = match state.pending.take() {
             // The prediction was right.
@@ -71,7 +76,7 @@ impl<T> Prefetcher<T> {
             Some(order) => order.iter().position(|n| n == name).and_then(|position| order.get(position + 1)),
             None => followers.get(last),
         };
-        if prefetch_next && let Some(next) = next.cloned() {
+        if should_prefetch_next && let Some(next) = next.cloned() {
             *pending = Some((next.clone(), fetch(&next)?));
         }
         Ok(segment)

@@ -25,7 +25,7 @@ use crate::sync::lock;
 #[derive(Default)]
 pub struct SegmentMemory {
     /// Bytes of all weights uploaded so far, in the reserved memory or in memory of their own.
-    used: usize,
+    used_bytes: usize,
     #[cfg(feature = "libtorch")]
     reserved: Option<Reserved>,
 }
@@ -53,7 +53,7 @@ impl SegmentSizes {
     /// Ends the fetch of the segment `prefix`: remembers its size, and makes kernels queued from now on wait until its
     /// weights are in `memory`.
     pub fn arrived(&self, prefix: &str, memory: SegmentMemory) -> Result<()> {
-        lock(&self.0).insert(prefix.to_string(), memory.used);
+        lock(&self.0).insert(prefix.to_string(), memory.used_bytes);
         #[cfg(feature = "libtorch")]
         if let Some(reserved) = memory.reserved {
             reserved.destination.arrive()?;
@@ -116,14 +116,14 @@ impl SegmentMemory {
             let destination = Destination::new(&copy_streams).map_err(|failed| disable(gpu, &failed)).ok()?;
             Some(Reserved { gpu, bytes: memory, destination })
         };
-        Self { used: 0, reserved: reserve() }
+        Self { used_bytes: 0, reserved: reserve() }
     }
 
     /// Uploads values to a GPU of libtorch, into this memory if they fit. `None` if the caller must upload them.
     fn upload_to_gpu<E: Pod>(&mut self, source: &[E], kind: tch::Kind, device: &Device) -> Option<tch::Tensor> {
         let number = libtorch_gpu(device)?;
-        let (start, bytes) = (self.used, size_of_val(source));
-        self.used += bytes.next_multiple_of(ALIGNMENT);
+        let (start, bytes) = (self.used_bytes, size_of_val(source));
+        self.used_bytes += bytes.next_multiple_of(ALIGNMENT);
         match &mut self.reserved {
             Some(reserved) if reserved.gpu == number && start + bytes <= reserved.bytes.numel() => {
                 let tensor = reserved.bytes.narrow(0, start as i64, bytes as i64).view_dtype(kind);

@@ -18,14 +18,17 @@ use crate::overlap::{OverlappedRanks, Service};
 /// bf16 weights are stored and sent as bf16.
 pub struct Sharded {
     ranks: Arc<OverlappedRanks>,
-    /// Number of `shards` among the services of the ranks.
+    /// The index of `shards` among the services that the ranks offer one another.
     service: u32,
     shards: Arc<Shards>,
     prefetcher: Prefetcher<(Weights, SegmentMemory)>,
     sizes: SegmentSizes,
 }
 
-/// The shards of one rank. Weights of any dtype are divided into words of four bytes, which travel as f32.
+/// Bytes of a word. Weights of any dtype are divided into words, which travel as f32.
+const WORD_BYTES: usize = size_of::<f32>();
+
+/// The shards of one rank.
 struct Shards {
     /// The device that segments are assembled on.
     device: Device,
@@ -68,7 +71,7 @@ impl Sharded {
             if entries.last().is_some_and(|last| last.key >= key) {
                 return Err(Error::Misuse(format!("weights to shard are sorted by key: `{key}` comes too late")));
             }
-            // Sharded in the dtype of the resident store.
+            // In the dtype that a store without shards would hold.
             let stored = match (tensor.dtype(), storage.of(&key, tensor.dtype())) {
                 // The dtype of the file.
                 (roll_core::DType::Bf16, DType::BF16) | (roll_core::DType::F32, DType::F32) => tensor.clone(),
@@ -77,21 +80,16 @@ impl Sharded {
                 _ => tensor.to_float(roll_core::DType::F32)?,
             };
             let bytes = stored.as_bytes();
-            let shard_words = bytes.len().div_ceil(4 * world);
-            let shard_start = (4 * shard_words * rank).min(bytes.len());
-            let shard_end = (4 * shard_words * (rank + 1)).min(bytes.len());
-            let mut shard = bytes[shard_start..shard_end].to_vec();
-            // The shards of the last ranks are padded.
-            shard.resize(4 * shard_words, 0);
+            let shard = shard_of_rank(bytes, rank, world);
             let first_word = words.len();
-            words.extend(bytemuck::pod_collect_to_vec::<u8, f32>(&shard));
             entries.push(Entry {
                 key,
                 shape: tensor.shape().to_vec(),
                 dtype: stored.dtype(),
                 bytes: bytes.len(),
-                shard: first_word..first_word + shard_words,
+                shard: first_word..first_word + shard.len(),
             });
+            words.extend(shard);
         }
         words.shrink_to_fit();
         let shards = Arc::new(Shards { device: device.clone(), entries, words, world });
@@ -101,7 +99,7 @@ impl Sharded {
 
     /// Size of this rank's shards in bytes.
     pub fn bytes(&self) -> usize {
-        4 * self.shards.words.len()
+        WORD_BYTES * self.shards.words.len()
     }
 }
 
@@ -156,6 +154,17 @@ impl Shards {
         }
         Ok(Arc::new(weights))
     }
+}
+
+/// The shard of rank `rank` of a weight. All ranks have the same number of words: the shards of the last ranks are
+/// padded.
+fn shard_of_rank(bytes: &[u8], rank: usize, world: usize) -> Vec<f32> {
+    let shard_bytes = WORD_BYTES * bytes.len().div_ceil(WORD_BYTES * world);
+    let start = (shard_bytes * rank).min(bytes.len());
+    let end = (shard_bytes * (rank + 1)).min(bytes.len());
+    let mut shard = bytes[start..end].to_vec();
+    shard.resize(shard_bytes, 0);
+    bytemuck::pod_collect_to_vec(&shard)
 }
 
 /// The range of the shards of adjacent entries in [`Shards::words`].

@@ -43,8 +43,8 @@ impl From<DType> for Storage {
 impl Storage {
     /// The dtype of the weight `key` if it is dense; `stored` is its dtype in the file.
     pub fn of(&self, key: &str, stored: roll_core::DType) -> DType {
-        let exact = stored == roll_core::DType::F32 && self.exact.iter().any(|prefix| key.starts_with(prefix));
-        if exact { DType::F32 } else { self.dtype }
+        let is_exact = stored == roll_core::DType::F32 && self.exact.iter().any(|prefix| key.starts_with(prefix));
+        if is_exact { DType::F32 } else { self.dtype }
     }
 }
 

@@ -9,7 +9,7 @@ use super::{ConfigArgs, ConfigFiles};
 pub struct Config {
     #[command(flatten)]
     pub config: ConfigArgs,
-    // Has no value: lets `config` read plain arguments as files, too.
+    // An empty struct. It declares the plain arguments, which `Layers` in the field `config` reads as files.
     #[command(flatten)]
     pub _files: ConfigFiles,
     /// Number of optimizer steps.

@@ -53,6 +53,12 @@ pub const ASK: &str = r"Examples:
   roll ask --model-path SmolLM2-135M-Instruct.Q4_1.gguf --temperature 0.7 \
     'Tell me a story.'";
 
+pub const EVAL: &str = r"Examples:
+  roll eval runs/sums                       the base and the newest checkpoint
+  roll eval runs/sums --questions exam.jsonl --samples 8 --json
+  roll eval --model-path Qwen/Qwen2.5-0.5B-Instruct --questions exam.jsonl
+  roll eval --env frozen_lake --adapter runs/lake --episodes 200";
+
 pub const SCORE: &str = r"Example:
   roll score clip.mp4 --reference portrait.png --reward insightface \
     --set reward.reward_model_path=antelopev2";

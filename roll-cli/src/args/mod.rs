@@ -22,7 +22,7 @@ pub use bench::Bench;
 pub use config::{Config, ReferenceFormat};
 pub use data::{CaptionData, Crop, Data, DataAction, DataSet, InspectData, PrepareData, Votes};
 pub use layers::{ConfigFiles, GivenValue, KeyValue, Layers};
-pub use models::{Ask, Generate, SamplingArgs, Score};
+pub use models::{Ask, Eval, Generate, SamplingArgs, Score};
 pub use plugins::{CheckPlugin, Plugins, PluginsAction};
 pub use rewards::{Rewards, RewardsAction, TryReward};
 use roll_train::run_dir::RunDir;
@@ -129,6 +129,9 @@ pub enum Command {
     /// Ask a language model.
     #[command(after_help = examples::ASK)]
     Ask(Ask),
+    /// Evaluate a language model on held-out questions or in an environment: the base and an adapter side by side.
+    #[command(after_help = examples::EVAL)]
+    Eval(Eval),
     /// Score a video or picture with the configured reward.
     #[command(after_help = examples::SCORE)]
     Score(Score),

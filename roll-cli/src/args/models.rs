@@ -13,7 +13,7 @@ use super::{ConfigArgs, ConfigFiles};
 pub struct Generate {
     #[command(flatten)]
     pub config: ConfigArgs,
-    // Has no value: lets `config` read plain arguments as files, too.
+    // An empty struct. It declares the plain arguments, which `Layers` in the field `config` reads as files.
     #[command(flatten)]
     pub _files: ConfigFiles,
     /// Prompt: a description of the video.
@@ -123,6 +123,43 @@ pub struct Ask {
     /// Key of the random draws.
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
+}
+
+/// Arguments of `roll eval`.
+#[derive(Debug, ClapArgs)]
+pub struct Eval {
+    /// Run directory: its configuration is the first layer, and its newest checkpoint the adapter.
+    pub run: Option<PathBuf>,
+    #[command(flatten)]
+    pub config: ConfigArgs,
+    /// Directory, GGUF file or published name of the model, as `model.model_path`.
+    #[arg(long, value_name = "PATH")]
+    pub model_path: Option<String>,
+    /// Adapter to compare with the base, of any convention, or the weights of a full training: a file, a checkpoint or
+    /// run directory. FILE=0.8 sets its strength; several adapters are added up.
+    #[arg(long, value_name = "ADAPTER")]
+    pub adapter: Vec<String>,
+    /// Questions with answers, all of them held out: the environment `questions` with this file.
+    #[arg(long, value_name = "FILE.jsonl", conflicts_with = "env")]
+    pub questions: Option<PathBuf>,
+    /// Number of starts or questions, as `algo.val_batch_size`.
+    #[arg(long, value_name = "N", value_parser = super::positive)]
+    pub episodes: Option<usize>,
+    /// Number of episodes of each start, for pass@k, as `algo.val_group_size`.
+    #[arg(long, value_name = "K", value_parser = super::positive)]
+    pub samples: Option<usize>,
+    /// Temperature of the answers, as `algo.val_temperature`. Default: 1 with several samples of a start.
+    #[arg(long, value_name = "T", allow_negative_numbers = true)]
+    pub temperature: Option<f64>,
+    /// File to write: every episode of every model, one JSON object a line.
+    #[arg(long, short, value_name = "FILE.jsonl")]
+    pub output: Option<PathBuf>,
+    /// Replace an existing file.
+    #[arg(long)]
+    pub force: bool,
+    /// Print JSON.
+    #[arg(long)]
+    pub json: bool,
 }
 
 /// Arguments of `roll score`.

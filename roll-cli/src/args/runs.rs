@@ -31,7 +31,7 @@ pub struct Init {
 pub struct Run {
     #[command(flatten)]
     pub config: ConfigArgs,
-    // Has no value: lets `config` read plain arguments as files, too.
+    // An empty struct. It declares the plain arguments, which `Layers` in the field `config` reads as files.
     #[command(flatten)]
     pub _files: ConfigFiles,
     /// The run directory itself; `output_dir`/`exp_name`-N unless given.
@@ -66,6 +66,9 @@ impl Run {
     }
 }
 
+/// Default number of references that the reward is tried on.
+const DEFAULT_REFERENCES: usize = 16;
+
 /// Arguments of `roll check`.
 #[derive(Debug, ClapArgs)]
 pub struct Check {
@@ -74,7 +77,7 @@ pub struct Check {
     #[command(flatten)]
     pub machine: MachineArgs,
     /// Number of references that the reward is tried on.
-    #[arg(long, default_value_t = 16, value_name = "N")]
+    #[arg(long, default_value_t = DEFAULT_REFERENCES, value_name = "N")]
     pub samples: usize,
 }
 
@@ -82,7 +85,7 @@ impl Check {
     /// The check that `roll check` makes of this run without arguments of its own: on this machine, with the default
     /// number of references.
     pub fn of(run: Run) -> Self {
-        Self { run, machine: MachineArgs::default(), samples: 16 }
+        Self { run, machine: MachineArgs::default(), samples: DEFAULT_REFERENCES }
     }
 }
 
@@ -111,7 +114,7 @@ pub struct MachineArgs {
 pub struct PlanArgs {
     #[command(flatten)]
     pub config: ConfigArgs,
-    // Has no value: lets `config` read plain arguments as files, too.
+    // An empty struct. It declares the plain arguments, which `Layers` in the field `config` reads as files.
     #[command(flatten)]
     pub _files: ConfigFiles,
     /// A published model, without its files; otherwise `model.model_paths`, or `model.model_path` of a language

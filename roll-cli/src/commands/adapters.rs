@@ -7,7 +7,7 @@ use roll_core::{BuildContext, Error, Model, Registry, Result, ResultExt};
 use roll_train::config::LoadedConfig;
 use serde_json::Value as Json;
 
-/// Options that describe an adapter. The file of the adapter holds the same facts, and takes precedence: the
+/// Options that describe an adapter. The file of the adapter holds the same facts, and takes precedence, because the
 /// configuration may be that of another run.
 const ADAPTER_OPTIONS: [&str; 5] =
     ["trainable_models", "lora_base_model", "lora_target_modules", "lora_rank", "lora_alpha"];

@@ -49,9 +49,9 @@ pub fn ask(args: Ask) -> Result<()> {
         ..Sampling::greedy(args.max_new_tokens)
     };
     sampling.check().map_err(named_by_flag)?;
-    let begun = Instant::now();
+    let start = Instant::now();
     let generations = model.generate(std::slice::from_ref(&prompt), &sampling)?;
-    let seconds = begun.elapsed().as_secs_f64();
+    let seconds = start.elapsed().as_secs_f64();
     let mut tokens = generations.into_iter().next().map(|generation| generation.tokens).unwrap_or_default();
     let generated = tokens.len();
     if tokens.last().is_some_and(|last| model.end_tokens().contains(last)) {

@@ -26,7 +26,7 @@ use crate::progress::TerminalBar;
 /// clips are elsewhere.
 const MAX_FAILURES_IN_A_ROW: usize = 16;
 /// Longest output of an earlier run that is read, in bytes.
-const MAX_OUTPUT: u64 = 1 << 30;
+const MAX_OUTPUT_BYTES: u64 = 1 << 30;
 
 /// Runs the command. The output grows by a line per answer, and is written anew in the order of the metadata at the
 /// end.
@@ -43,33 +43,20 @@ pub fn caption(args: CaptionData) -> Result<()> {
     files::write_atomically(&output, in_order(&prompts).as_bytes())?;
     let unprompted: Vec<usize> = (0..rows.len()).filter(|row| prompts[*row].is_none()).collect();
     let mut file = OpenOptions::new().append(true).open(&output).map_err(Error::file("write", &output))?;
-    // The position in `unprompted` of the row that is asked for next.
-    let next = AtomicUsize::new(0);
-    let failures_in_a_row = AtomicUsize::new(0);
+    let requests = Requests {
+        captioner: &captioner,
+        rows: &rows,
+        unprompted: &unprompted,
+        next: AtomicUsize::new(0),
+        failures_in_a_row: AtomicUsize::new(0),
+    };
     let mut failed = 0;
     let bar = TerminalBar::new(unprompted.len() as u64, "rows");
     let (sender, receiver) = mpsc::channel();
     std::thread::scope(|threads| -> Result<()> {
         for started in 0..unprompted.len().min(args.requests.into()) {
             let sender = sender.clone();
-            let ask_for_rows = || {
-                // Moved here, so that the thread drops it at its end.
-                let sender = sender;
-                while failures_in_a_row.load(Ordering::Relaxed) < MAX_FAILURES_IN_A_ROW {
-                    let Some(&row) = unprompted.get(next.fetch_add(1, Ordering::Relaxed)) else { break };
-                    let caption = captioner.caption(&rows[row]);
-                    if caption.is_ok() {
-                        failures_in_a_row.store(0, Ordering::Relaxed);
-                    } else {
-                        failures_in_a_row.fetch_add(1, Ordering::Relaxed);
-                    }
-                    // The receiver is gone if the output cannot be written.
-                    if sender.send((row, caption)).is_err() {
-                        break;
-                    }
-                }
-            };
-            match roll_core::threads::spawn_scoped(threads, "a request", ask_for_rows) {
+            match roll_core::threads::spawn_scoped(threads, "a request", || requests.ask_for_rows(sender)) {
                 Ok(_) => {}
                 Err(error) if started == 0 => return Err(Error::failed("nothing can be asked for")(error)),
                 Err(error) => {
@@ -110,14 +97,47 @@ pub fn caption(args: CaptionData) -> Result<()> {
     }
 }
 
+/// The rows whose prompts several threads ask for.
+struct Requests<'a> {
+    captioner: &'a Captioner,
+    rows: &'a [RowColumns],
+    /// The positions in `rows` of the rows without a prompt.
+    unprompted: &'a [usize],
+    /// The position in `unprompted` of the row that is asked for next.
+    next: AtomicUsize,
+    failures_in_a_row: AtomicUsize,
+}
+
+impl Requests<'_> {
+    /// Asks for one row after the other and sends each row's position and result, until no row is left or too many
+    /// rows in a row have failed. Drops the sender at the end.
+    fn ask_for_rows(&self, sender: mpsc::Sender<(usize, Result<String>)>) {
+        while self.failures_in_a_row.load(Ordering::Relaxed) < MAX_FAILURES_IN_A_ROW {
+            let Some(&row) = self.unprompted.get(self.next.fetch_add(1, Ordering::Relaxed)) else { break };
+            let caption = self.captioner.caption(&self.rows[row]);
+            if caption.is_ok() {
+                self.failures_in_a_row.store(0, Ordering::Relaxed);
+            } else {
+                self.failures_in_a_row.fetch_add(1, Ordering::Relaxed);
+            }
+            // The receiver is gone if the output cannot be written.
+            if sender.send((row, caption)).is_err() {
+                break;
+            }
+        }
+    }
+}
+
 /// The service, and how clips are read.
 struct Captioner {
     judge: Judge,
+    /// Number of frames of a clip that the model sees.
     frames: usize,
     data: DataConfig,
 }
 
 impl Captioner {
+    /// Makes the client of the service that the arguments name.
     fn open(args: &CaptionData) -> Result<Self> {
         let key_value = |key, value: Json, origin| KeyValue { key, value: value.to_string(), origin };
         let mut service = vec![
@@ -194,11 +214,11 @@ fn location(table: &Path, row: &RowColumns) -> String {
     }
 }
 
-/// The prompt of each row that has one, so that it is not asked for: the prompt in the metadata, unless `--overwrite`
-/// is given, or the prompt in the output of an earlier run. Fails if the output has other rows: then it is an unrelated
-/// file, or belongs to other metadata.
+/// The prompt of each row that need not be asked for: the prompt in the metadata, unless `--overwrite` is given, or the
+/// prompt in the output of an earlier run. Fails if the output has other rows, because it is then an unrelated file, or
+/// belongs to other metadata.
 fn known_prompts(args: &CaptionData, output: &Path, rows: &[Columns]) -> Result<Vec<Option<String>>> {
-    let text = match files::read_text(output, MAX_OUTPUT) {
+    let text = match files::read_text(output, MAX_OUTPUT_BYTES) {
         Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
         read => read.map_err(Error::file("read", output))?,
     };

@@ -13,14 +13,13 @@ use crate::output::refuse_existing;
 pub fn convert_lora(args: ConvertLora) -> Result<()> {
     let expert = args.expert.map(|name| name.expert());
     let files = LoraFile::open_named(&args.lora, expert)?;
-    let several = expert.is_none() && files.iter().map(|file| file.adapters.len()).sum::<usize>() > 1;
+    let has_several_outputs = expert.is_none() && files.iter().map(|file| file.adapters.len()).sum::<usize>() > 1;
     let base = args.base.as_ref().map(Checkpoint::open_any).transpose()?;
-    files.into_iter().try_for_each(|file| convert(file, base.as_ref(), several, &args))
+    files.into_iter().try_for_each(|file| convert(file, base.as_ref(), has_several_outputs, &args))
 }
 
-/// Converts the adapters of one file. With `several`, more than one output is written, each with its expert in its
-/// name.
-fn convert(mut file: LoraFile, base: Option<&Checkpoint>, several: bool, args: &ConvertLora) -> Result<()> {
+/// Converts the adapters of one file. With `has_several_outputs`, each output has its expert in its name.
+fn convert(mut file: LoraFile, base: Option<&Checkpoint>, has_several_outputs: bool, args: &ConvertLora) -> Result<()> {
     let metadata = std::mem::take(&mut file.metadata);
     let file_path = file.path.clone();
     let convention = match args.to {
@@ -57,8 +56,8 @@ fn convert(mut file: LoraFile, base: Option<&Checkpoint>, several: bool, args: &
         }
     }
     for lora in &adapters {
-        let out = match lora.is_for() {
-            Some(expert) if several => with_suffix(&args.out, &expert.to_string()),
+        let out = match lora.target_expert() {
+            Some(expert) if has_several_outputs => with_suffix(&args.out, &expert.to_string()),
             _ => args.out.clone(),
         };
         refuse_input(&file_path, &out)?;
@@ -68,7 +67,7 @@ fn convert(mut file: LoraFile, base: Option<&Checkpoint>, several: bool, args: &
         if convention == Convention::Peft {
             println!("{}: its configuration for PEFT", written.with_file_name(PEFT_CONFIG).display());
         }
-        if (convention, lora.is_for()) == (Convention::Diffusers, Some(Expert::Low)) {
+        if (convention, lora.target_expert()) == (Convention::Diffusers, Some(Expert::Low)) {
             println!("load it in diffusers with load_lora_weights(..., load_into_transformer_2=True)");
         }
     }
@@ -79,7 +78,7 @@ fn convert(mut file: LoraFile, base: Option<&Checkpoint>, several: bool, args: &
 fn refuse_unknown(lora: &Lora, base: Option<&Checkpoint>, path: &Path) -> Result<()> {
     let is_in_base = |layer: &&str| base.is_some_and(|base| base.contains(&format!("{layer}.weight")));
     let unknown: Vec<&str> = lora.unknown_layers().into_iter().filter(|layer| !is_in_base(layer)).collect();
-    // Names of kohya files that have lost their dots are `write_lora`'s to refuse: kohya files may keep them.
+    // `write_lora` itself refuses names that lost their dots in a kohya file, unless it writes a kohya file again.
     let has_undotted = lora.undotted.iter().any(|name| unknown.contains(&name.as_str()));
     if unknown.is_empty() || has_undotted {
         return Ok(());

@@ -24,8 +24,10 @@ use crate::configuration::{Configuration, build_context};
 use crate::output::{controls_terminal, refuse_existing};
 use crate::progress::TerminalBar;
 
-/// At most this many left-out clips are named.
-const NAMED: usize = 50;
+/// At most this many left-out rows are listed.
+const MAX_LISTED: usize = 50;
+/// The frame rate of a video that is written as pictures, which have none.
+const PICTURE_RATE: f64 = 1.0;
 
 pub fn data(args: Data) -> Result<()> {
     match args.action {
@@ -36,11 +38,12 @@ pub fn data(args: Data) -> Result<()> {
     }
 }
 
-/// Writes a line for each question that has an answer, in the order of the questions.
+/// Writes the votes of a run as JSON lines: a line for each question that has an answer, in the order of the questions.
 fn votes(args: args::Votes) -> Result<()> {
     refuse_existing(&args.output, args.force)?;
     let votes = Votes(args.run.clone());
     let mut lines = String::new();
+    // A question has a time, an id, and whether it has an answer.
     for (_, id, _) in votes.questions()? {
         let chosen = match votes.answer(&id)? {
             Answer::Open => continue,
@@ -88,6 +91,7 @@ fn open(args: &DataSet) -> Result<Opened> {
     let config = DataConfig {
         metadata: Some(args.path.clone()),
         on_bad_sample: OnBadSample::Skip,
+        // Each clip is read once.
         cache_bytes: 0,
         ..loaded.section()?
     };
@@ -124,7 +128,7 @@ struct DataSummary {
     lengths: BTreeMap<usize, usize>,
     /// Clips of each frame rate in their files.
     rates: BTreeMap<String, usize>,
-    /// Videos of each length and size that training would see.
+    /// Videos of each length and size, as training would see them.
     taken: BTreeMap<String, usize>,
     /// The rows that cannot be used, each with the reason.
     left_out: Vec<(String, String)>,
@@ -200,21 +204,21 @@ fn inspect(args: InspectData) -> Result<()> {
 
 fn print(summary: &DataSummary, rows: &str, path: &Path) {
     println!("{}: {rows}, {} can be used", path.display(), summary.usable);
-    table("format", &summary.formats);
-    table("width x height", &summary.sizes);
-    table("frames", &summary.lengths);
-    table("frames a second", &summary.rates);
-    table("taken as", &summary.taken);
-    for (clip, reason) in summary.left_out.iter().take(NAMED) {
+    print_table("format", &summary.formats);
+    print_table("width x height", &summary.sizes);
+    print_table("frames", &summary.lengths);
+    print_table("frames a second", &summary.rates);
+    print_table("taken as", &summary.taken);
+    for (clip, reason) in summary.left_out.iter().take(MAX_LISTED) {
         println!("left out: {clip}: {reason}");
     }
-    if summary.left_out.len() > NAMED {
-        println!("and {} more", summary.left_out.len() - NAMED);
+    if summary.left_out.len() > MAX_LISTED {
+        println!("and {} more", summary.left_out.len() - MAX_LISTED);
     }
 }
 
 /// Prints how often each value occurs, the most frequent first.
-fn table(what: &str, counts: &BTreeMap<impl std::fmt::Display, usize>) {
+fn print_table(what: &str, counts: &BTreeMap<impl std::fmt::Display, usize>) {
     let mut counts: Vec<_> = counts.iter().collect();
     counts.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
     for (i, (value, count)) in counts.into_iter().enumerate() {
@@ -355,7 +359,7 @@ fn write_mask(out: &Path, name: &str, mask: &Tensor) -> Result<String> {
     let grey = values.chunks_exact(pixels).flat_map(|frame| std::iter::repeat_n(frame, 3));
     // Masks are in [0, 1], videos in [-1, 1].
     let grey = grey.flatten().map(|value| 2.0 * value - 1.0).collect();
-    let video = Video::new(Tensor::new(grey, [frames, 3, height, width])?, 1.0)?;
+    let video = Video::new(Tensor::new(grey, [frames, 3, height, width])?, PICTURE_RATE)?;
     if frames > 1 {
         let directory = format!("{name}-mask");
         write_pngs(out.join(&directory), &video)?;
@@ -368,6 +372,6 @@ fn write_mask(out: &Path, name: &str, mask: &Tensor) -> Result<String> {
 
 /// The PNG of a picture `[3, H, W]` in [-1, 1].
 fn png(image: &Tensor) -> Result<Vec<u8>> {
-    let one = image.reshape([&[1][..], image.shape()].concat())?;
-    encode_png(&Picture::from_frame(&Video::new(one, 1.0)?, 0))
+    let frame = image.reshape([&[1][..], image.shape()].concat())?;
+    encode_png(&Picture::from_frame(&Video::new(frame, PICTURE_RATE)?, 0))
 }

@@ -7,12 +7,14 @@ use serde::Serialize;
 
 use crate::args::Devices;
 
+/// What the command prints.
 #[derive(Serialize)]
 struct Machine {
     backends: Vec<BackendStatus>,
     nvidia_gpus: Vec<Gpu>,
 }
 
+/// The state of a backend on this machine.
 #[derive(Serialize)]
 struct BackendStatus {
     name: &'static str,
@@ -57,11 +59,12 @@ pub fn devices(args: Devices) -> Result<()> {
     Ok(())
 }
 
+/// The number of usable devices of a backend, or what is missing.
 fn status(backend: Backend) -> BackendStatus {
     let numbers = if backend.is_numbered() { usize::MAX } else { 1 };
-    let devices = (0..numbers).take_while(|number| backend.usable(*number).is_ok()).count();
+    let devices = (0..numbers).take_while(|number| backend.check_usable(*number).is_ok()).count();
     let missing = match backend.is_compiled() {
-        true => backend.usable(0).err(),
+        true => backend.check_usable(0).err(),
         // The names of the other backends, which the error has, are in the table.
         false => Some(format!("build it: {}", backend.build_command())),
     };

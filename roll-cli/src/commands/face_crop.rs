@@ -12,6 +12,9 @@ const MARGIN: f64 = 2.0;
 /// Faces are searched in about this many frames of a clip.
 const SEARCHED: usize = 16;
 
+/// Red, green and blue.
+const CHANNELS: usize = 3;
+
 /// Opens the face networks that the configuration's reward names.
 pub fn networks(loaded: &LoadedConfig, context: &BuildContext) -> Result<FaceNetworks> {
     let missing = || {
@@ -41,12 +44,12 @@ pub fn around_face(networks: &FaceNetworks, clip: &Video, size: [usize; 2]) -> R
     let mut values = Vec::new();
     for t in 0..count {
         let frame = Picture::from_frame(clip, t);
-        let row_in_box = |y: usize| &frame.rgb[(y * width + left) * 3..][..columns * 3];
+        let row_in_box = |y: usize| &frame.rgb[(y * width + left) * CHANNELS..][..columns * CHANNELS];
         let rgb = (top..top + rows).flat_map(row_in_box).copied().collect();
         let cropped = crop_and_resize(Picture { width: columns, height: rows, rgb }, size);
         values.extend_from_slice(cropped.to_tensor()?.f32s()?);
     }
-    Video::new(Tensor::new(values, [count, 3, size[0], size[1]])?, clip.fps()).map(Some)
+    Video::new(Tensor::new(values, [count, CHANNELS, size[0], size[1]])?, clip.fps()).map(Some)
 }
 
 /// The box around all faces with their margin: `[top, left, height, width]`. It has the ratio of `size`, is at least as
@@ -63,8 +66,7 @@ fn crop_box(faces: &[Face], frame: [usize; 2], size: [usize; 2]) -> [usize; 4] {
     let wanted_rows = (MARGIN * (bottom - top)).max(MARGIN * (right - left) / ratio).max(height);
     let rows = wanted_rows.min(frame_height).min(frame_width / ratio);
     let columns = rows * ratio;
-    // Where a side of the crop begins whose middle is that of the faces, moved as far as needed to lie within the
-    // frame.
+    // The start of a side of the crop. The side has the same middle as the faces, unless it would then leave the frame.
     let begin = |from: f64, to: f64, side: f64, frame_side: f64| {
         ((from + to - side) / 2.0).clamp(0.0, (frame_side - side).max(0.0)).floor()
     };

@@ -17,10 +17,10 @@ use crate::output::refuse_existing;
 use crate::progress::Spinner;
 
 /// `[height, width]` of a video if neither the arguments nor the configuration name a size.
-const SIZE: [usize; 2] = [480, 832];
+const DEFAULT_SIZE: [usize; 2] = [480, 832];
 
 /// Frames a second if neither the arguments nor the model name a rate.
-const FPS: f64 = 16.0;
+const DEFAULT_FPS: f64 = 16.0;
 /// Largest file of prompts in bytes. At a few hundred bytes a line it holds some hundred thousand prompts.
 const MAX_PROMPTS_BYTES: u64 = 64 << 20;
 
@@ -33,22 +33,22 @@ pub fn generate(args: Generate) -> Result<()> {
     let registry = configuration.registry()?;
     let mut loaded = configuration.or_demo()?.load(&registry)?;
     let context = build_context(&loaded);
-    let (frames, size) = size(&args, &loaded.section()?);
+    let (frames, size) = frames_and_size(&args, &loaded.section()?);
     let read = |path: &Option<PathBuf>| path.as_ref().map(|path| read_image(path, Sizing::Exact(size))).transpose();
     let (image, end_image) = (read(&args.image)?, read(&args.end_image)?);
     if end_image.is_some() {
-        ask_for_end_image(&mut loaded);
+        enable_end_image(&mut loaded);
     }
     tracing::info!("{frames} frames of {}x{}", size[1], size[0]);
     let mut model = open_model(&loaded, &registry, &context, &args.adapter)?;
     let diffusion = model
         .as_diffusion()
         .ok_or_else(|| Error::config("model.name", format!("`{}` makes no videos", loaded.config.model.name)))?;
-    check_taken(diffusion.video_unit(), frames, size)?;
+    check_frames_and_size(diffusion.video_unit(), frames, size)?;
     check_memory(frames, size)?;
     let options = sampling_options(&loaded.config.algo.options, &args.sampling)?;
     let sampling = options.sampling(diffusion.schedule())?;
-    let fps = args.fps.or(diffusion.frame_rate()).unwrap_or(FPS);
+    let fps = args.fps.or(diffusion.frame_rate()).unwrap_or(DEFAULT_FPS);
     let adapter = if args.adapter.is_empty() { Adapter::Off } else { Adapter::On };
     for (prompt, output) in prompts.into_iter().zip(&outputs) {
         let progress = Spinner::new("encoding");
@@ -61,9 +61,10 @@ pub fn generate(args: Generate) -> Result<()> {
             noise: &loaded.config.noise().latents(0, args.seed, &conditioning.latent_shape)?,
             adapter,
         };
-        let frames = sampling.frames(diffusion, request, &progress)?;
+        let video = Video::new(sampling.frames(diffusion, request, &progress)?, fps)?;
         drop(progress);
-        writer(output)?(output, &Video::new(frames, fps)?)?;
+        let write = writer(output)?;
+        write(output, &video)?;
         println!("{}", output.display());
     }
     Ok(())
@@ -81,10 +82,10 @@ fn prompts(args: &Generate) -> Result<Vec<String>> {
     }
 }
 
-/// The files of `count` videos. If they are `numbered`, `out.mp4` becomes `out-001.mp4`, `out-002.mp4`, ..., and `out/`
+/// The files of `count` videos. If they `are_numbered`, `out.mp4` becomes `out-001.mp4`, `out-002.mp4`, ..., and `out/`
 /// becomes `out/001.mp4`, `out/002.mp4`, ...
-fn outputs(output: &Path, numbered: bool, count: usize) -> Vec<PathBuf> {
-    if !numbered {
+fn outputs(output: &Path, are_numbered: bool, count: usize) -> Vec<PathBuf> {
+    if !are_numbered {
         return vec![output.into()];
     }
     if output.to_string_lossy().ends_with(std::path::is_separator) {
@@ -121,14 +122,14 @@ fn check(args: &Generate, outputs: &[PathBuf]) -> Result<()> {
 
 /// The number of frames, and height and width: those of the arguments, or else those of the section `data`, for which
 /// the model was trained.
-fn size(args: &Generate, data: &DataConfig) -> (usize, [usize; 2]) {
-    let height = args.height.or(data.height).unwrap_or(SIZE[0]);
-    let width = args.width.or(data.width).unwrap_or(SIZE[1]);
+fn frames_and_size(args: &Generate, data: &DataConfig) -> (usize, [usize; 2]) {
+    let height = args.height.or(data.height).unwrap_or(DEFAULT_SIZE[0]);
+    let width = args.width.or(data.width).unwrap_or(DEFAULT_SIZE[1]);
     (args.frames.unwrap_or(data.num_frames), [height, width])
 }
 
 /// Fails on a length or a size that the model does not take, and names the nearest one that it takes.
-fn check_taken(unit: VideoUnit, frames: usize, [height, width]: [usize; 2]) -> Result<()> {
+fn check_frames_and_size(unit: VideoUnit, frames: usize, [height, width]: [usize; 2]) -> Result<()> {
     let refused = |argument: &str, problem: String| Err(Error::Unsupported(format!("{argument}: {problem}")));
     let near = unit.frames_within(frames).max(1);
     if near != frames {
@@ -151,7 +152,7 @@ fn check_memory(frames: usize, [height, width]: [usize; 2]) -> Result<()> {
     const BYTES_PER_PIXEL: f64 = 12.0;
     let needed = BYTES_PER_PIXEL * frames as f64 * height as f64 * width as f64;
     let available = host_memory();
-    // 0: not known.
+    // A memory of 0 is not known.
     if available > 0.0 && needed > available {
         let problem = format!(
             "{frames} frames of {width}x{height} alone take {:.0} GB, and this machine has {:.0} GB",
@@ -164,7 +165,7 @@ fn check_memory(frames: usize, [height, width]: [usize; 2]) -> Result<()> {
 }
 
 /// Sets the option of the model by which it takes the last frame, if it has the option.
-fn ask_for_end_image(loaded: &mut LoadedConfig) {
+fn enable_end_image(loaded: &mut LoadedConfig) {
     if let Some(inputs) = loaded.config.model.options.get_mut("extra_inputs") {
         *inputs = "input_image,end_image".into();
     }

@@ -10,7 +10,7 @@ pub fn init_tiny(args: InitTiny) -> Result<()> {
     if !args.force {
         init::require_empty(&args.dir)?;
     }
-    let of_kind = match args.kind {
+    let wan_kind = match args.kind {
         TinyModel::I2v => WanKind::I2v,
         TinyModel::T2v => WanKind::T2v,
         TinyModel::Ti2v => WanKind::Ti2v,
@@ -22,13 +22,14 @@ pub fn init_tiny(args: InitTiny) -> Result<()> {
             return Ok(());
         }
     };
-    let files = init_tiny::init_tiny(&args.dir, kind(of_kind), args.seed)?;
+    let files = init_tiny::init_tiny(&args.dir, kind(wan_kind), args.seed)?;
     println!("model.model_paths     {}", files.model_paths.display());
     println!("model.tokenizer_path  {}", files.tokenizer.display());
     println!("The weights are random: this checkpoint is for trying things, not for pictures.");
     Ok(())
 }
 
+/// The kind of the library for a kind of the arguments.
 pub(super) fn kind(kind: WanKind) -> init_tiny::WanKind {
     match kind {
         WanKind::I2v => init_tiny::WanKind::I2v,

@@ -9,7 +9,7 @@ use roll_wan::inspect::{FileDescription, GGUF, inspect};
 use crate::args::Inspect;
 
 /// Most characters of an entry of a file's metadata that are printed.
-const SHOWN: usize = 100;
+const MAX_SHOWN: usize = 100;
 
 /// Prints a summary of each weight file that `args.file` names.
 pub fn print(args: Inspect) -> Result<()> {
@@ -25,21 +25,21 @@ pub fn print(args: Inspect) -> Result<()> {
             if about.len() > 1 {
                 println!("{}", one.path.display());
             }
-            show(one);
+            print_description(one);
         }
     }
     if args.keys {
         match about.as_slice() {
-            [one] if one.format == GGUF => gguf_keys(&GgufFile::open(&one.path)?),
-            [one] if one.files == 1 => keys(&Checkpoint::open(&one.path)?),
-            [_] => keys(&Checkpoint::open_any(&args.file)?),
+            [one] if one.format == GGUF => print_gguf_keys(&GgufFile::open(&one.path)?),
+            [one] if one.files == 1 => print_keys(&Checkpoint::open(&one.path)?),
+            [_] => print_keys(&Checkpoint::open_any(&args.file)?),
             several => {
                 for one in several {
                     println!("{}", one.path.display());
                     // `path` of a network in shards is the first shard: its directory has the index of all of them.
                     let whole =
                         if one.files == 1 { one.path.as_path() } else { one.path.parent().unwrap_or(&one.path) };
-                    keys(&Checkpoint::open_any(whole)?);
+                    print_keys(&Checkpoint::open_any(whole)?);
                 }
             }
         }
@@ -47,7 +47,7 @@ pub fn print(args: Inspect) -> Result<()> {
     Ok(())
 }
 
-fn keys(checkpoint: &Checkpoint) {
+fn print_keys(checkpoint: &Checkpoint) {
     for key in checkpoint.keys() {
         if let Some(info) = checkpoint.info(key) {
             println!("{key}  {}  {:?}", info.stored, info.shape);
@@ -55,7 +55,7 @@ fn keys(checkpoint: &Checkpoint) {
     }
 }
 
-fn gguf_keys(file: &GgufFile) {
+fn print_gguf_keys(file: &GgufFile) {
     for name in file.names() {
         if let (Some(kind), Some(shape)) = (file.type_name(name), file.shape(name)) {
             println!("{name}  {kind}  {shape:?}");
@@ -63,7 +63,7 @@ fn gguf_keys(file: &GgufFile) {
     }
 }
 
-fn show(about: &FileDescription) {
+fn print_description(about: &FileDescription) {
     let files = if about.files == 1 { String::new() } else { format!(" in {} files", about.files) };
     let dtypes = about.dtypes.iter().map(|(dtype, n)| format!("{dtype} ({n})")).collect::<Vec<_>>().join(", ");
     println_wrapped!("{}", about.what);
@@ -81,7 +81,7 @@ fn show(about: &FileDescription) {
 /// lines can be wrapped there.
 fn shortened(text: &str) -> String {
     let spaced = text.replace(", ", ",").replace(',', ", ");
-    let short: String = spaced.chars().take(SHOWN).collect();
+    let short: String = spaced.chars().take(MAX_SHOWN).collect();
     match short.len() < spaced.len() {
         true => format!("{short} ... ({} characters; --json prints all)", grouped(text.chars().count() as u64)),
         false => short,
@@ -98,7 +98,7 @@ mod tests {
         assert_eq!(shortened("q,k, v"), "q, k, v");
         let cut = shortened(&"a".repeat(1234));
         assert!(
-            cut.starts_with(&"a".repeat(SHOWN)) && cut.ends_with("... (1,234 characters; --json prints all)"),
+            cut.starts_with(&"a".repeat(MAX_SHOWN)) && cut.ends_with("... (1,234 characters; --json prints all)"),
             "{cut}"
         );
     }

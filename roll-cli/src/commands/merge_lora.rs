@@ -6,7 +6,7 @@ use roll_core::{Error, Fault, Result};
 use roll_network::lora::{self, LoraError, LoraFile, MergeOptions, about};
 use roll_network::weights::Checkpoint;
 
-use super::shards::megabytes;
+use super::shards::with_progress;
 use crate::args::{ExpertName, MergeLora};
 use crate::output::refuse_existing;
 
@@ -20,6 +20,7 @@ impl ExpertName {
     }
 }
 
+/// Merges the LoRA into the base, and prints the files of the result.
 pub fn merge_lora(args: MergeLora) -> Result<()> {
     if !args.alpha.is_finite() {
         return Err(Error::config("--alpha", format!("expected a finite number, found {}", args.alpha)));
@@ -29,9 +30,10 @@ pub fn merge_lora(args: MergeLora) -> Result<()> {
     }
     let expert = args.expert.map(ExpertName::expert);
     let mut files = LoraFile::open_named(&args.lora, expert)?;
-    // A run of both experts has a file for each.
-    let (Some(file), true) = (files.pop(), files.is_empty()) else {
-        return Err(Error::component(Fault::User, LoraError::TwoExperts { path: args.lora }));
+    let file = match files.pop() {
+        Some(file) if files.is_empty() => file,
+        // A run of both experts has a file for each.
+        _ => return Err(Error::component(Fault::User, LoraError::TwoExperts { path: args.lora })),
     };
     let convention = file.convention;
     let named_by_file = about::named_expert(&file.path, &file.metadata).map(|(expert, _)| expert);
@@ -39,7 +41,7 @@ pub fn merge_lora(args: MergeLora) -> Result<()> {
     let base = Checkpoint::open_any(&args.base)?;
     // The expert that the base is, and the place that says so: its name or its header.
     let named_by_base = about::named_expert(base.path(), &base.metadata());
-    if let (Some(expert), Some((other, place))) = (lora.is_for().or(named_by_file), named_by_base)
+    if let (Some(expert), Some((other, place))) = (lora.target_expert().or(named_by_file), named_by_base)
         && expert != other
     {
         tracing::warn!(
@@ -53,7 +55,7 @@ pub fn merge_lora(args: MergeLora) -> Result<()> {
         dtype: args.dtype.map(|dtype| dtype.dtype()),
         allow_missing: args.allow_missing,
     };
-    let merged = megabytes(&base, |progress| lora::merge_lora(&base, &lora, &args.out, &options, progress))?;
+    let merged = with_progress(&base, |progress| lora::merge_lora(&base, &lora, &args.out, &options, progress))?;
     println!("{convention} LoRA of {} layers: {} tensors changed", lora.layers.len(), merged.changed);
     if !merged.missing.is_empty() {
         println!("not in the base, left out: {}", merged.missing.join(", "));

@@ -13,6 +13,7 @@ mod config;
 mod convert_lora;
 mod data;
 mod devices;
+mod eval;
 mod export_expert;
 mod face_crop;
 mod generate;
@@ -51,6 +52,7 @@ pub fn dispatch(command: Command) -> Result<Ended> {
         Command::Check(args) => check::check(args),
         Command::Generate(args) => generate::generate(args),
         Command::Ask(args) => ask::ask(args),
+        Command::Eval(args) => eval::eval(args),
         Command::Score(args) => score::score(args),
         Command::Data(args) => data::data(args),
         Command::Init(args) => init::init(args),

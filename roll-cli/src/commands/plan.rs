@@ -15,6 +15,9 @@ use crate::args;
 use crate::configuration::{Configuration, build_context};
 use crate::ranks::process;
 
+/// Width of the first column of the tables; the memory's is wider if a label is.
+const MIN_LABEL_WIDTH: usize = 24;
+
 /// Prints the needs of each rank, and whether they fit.
 pub fn plan(args: args::PlanArgs) -> Result<()> {
     let (_, devices) = cluster(&args.machine)?;
@@ -60,14 +63,14 @@ pub fn estimate(
     let makes_videos = passes.texts.is_empty();
     let size = match size {
         None if makes_videos => Some(full_hd(&data)?),
-        // A given size. Texts have none.
+        // The given size, or none for texts.
         size => size,
     };
     let input = PlanInput {
         network,
         frames: data.num_frames,
         size,
-        memory: (!machine.shared).then_some(machine.memory as u64),
+        memory: (!machine.uses_host_memory).then_some(machine.memory as u64),
         samples: config.training.samples_per_rank(),
         ranks: if division.all_ranks { machine.devices } else { 1 },
         passes,
@@ -98,11 +101,11 @@ pub struct PlannedMachine {
     pub memory: f64,
     pub speed: Speed,
     /// Whether the device computes in host memory, as a CPU does.
-    pub shared: bool,
+    pub uses_host_memory: bool,
     /// Bytes of host memory; 0 if they are not known.
     pub host_memory: f64,
     /// Whether `host_memory` is the value of `--host-memory`. Otherwise it is the memory of this machine.
-    pub host_memory_given: bool,
+    pub is_host_memory_given: bool,
 }
 
 /// The cluster that `--on` names, and the number of devices: that of `--devices`, or of the cluster, or 1.
@@ -120,38 +123,8 @@ pub fn cluster(args: &args::MachineArgs) -> Result<(Option<Cluster>, usize)> {
 pub fn machine(args: &args::MachineArgs, loaded: &LoadedConfig) -> Result<PlannedMachine> {
     let (cluster, devices) = cluster(args)?;
     let mut machine = match cluster {
-        Some(Cluster { memory, speed, .. }) => {
-            let gigabytes = args.memory.unwrap_or(memory / 1e9);
-            let name = format!("{devices}x{gigabytes}");
-            PlannedMachine { name, devices, memory, speed, shared: false, host_memory: 0.0, host_memory_given: false }
-        }
-        None => {
-            let device = roll_backends::device(&loaded.config.backend)
-                .while_doing(|| "to plan for another machine, name it: `--on 1x80` is one GPU of 80 GB".into())?;
-            // With `--devices`, each rank has a device like the one here. Otherwise the ranks are those of the run, and
-            // those that are threads of this process have equal shares of its device.
-            let (ranks_on_device, devices) = match args.devices {
-                Some(_) => (1, devices),
-                None => {
-                    let threads = ranks::of_process(&loaded.config, process().as_ref());
-                    (threads, threads * process().world_size())
-                }
-            };
-            let flops = match args.tflops {
-                // `--tflops` replaces this value below.
-                Some(_) => 1.0,
-                None => roll_backends::sustained_flops(&device) / ranks_on_device as f64,
-            };
-            // Rates of links and of reading are assumed.
-            let speed = Speed { flops, link: 5e9, read: 2e9 };
-            let shared = !roll_backends::device::is_gpu(&device);
-            let memory = match roll_backends::device::memory::total(&loaded.config.backend) {
-                Some(bytes) => bytes as f64,
-                None => host_memory(),
-            };
-            let name = "this machine".into();
-            PlannedMachine { name, devices, memory, speed, shared, host_memory: 0.0, host_memory_given: false }
-        }
+        Some(cluster) => machine_of_cluster(cluster, devices, args.memory),
+        None => this_machine(args, devices, loaded)?,
     };
     let positive = |name: &str, value: f64| match value.is_finite() && value > 0.0 {
         true => Ok(value),
@@ -160,22 +133,70 @@ pub fn machine(args: &args::MachineArgs, loaded: &LoadedConfig) -> Result<Planne
     if let Some(memory) = args.memory {
         machine.memory = positive("memory", memory)? * 1e9;
     }
-    machine.host_memory_given = args.host_memory.is_some();
-    machine.host_memory = match args.host_memory {
-        Some(memory) => positive("host-memory", memory)? * 1e9,
-        None => host_memory(),
-    };
+    if let Some(memory) = args.host_memory {
+        machine.host_memory = positive("host-memory", memory)? * 1e9;
+        machine.is_host_memory_given = true;
+    }
     if let Some(tflops) = args.tflops {
         machine.speed.flops = positive("tflops", tflops)? * 1e12;
     }
     Ok(machine)
 }
 
+/// A machine with this number of the cluster's devices. `memory_argument` is the value of `--memory`.
+fn machine_of_cluster(cluster: Cluster, devices: usize, memory_argument: Option<f64>) -> PlannedMachine {
+    let gigabytes = memory_argument.unwrap_or(cluster.memory / 1e9);
+    PlannedMachine {
+        name: format!("{devices}x{gigabytes}"),
+        devices,
+        memory: cluster.memory,
+        speed: cluster.speed,
+        uses_host_memory: false,
+        host_memory: host_memory(),
+        is_host_memory_given: false,
+    }
+}
+
+/// This machine, whose speed is measured unless `--tflops` names it. `devices` is the number of `--devices`.
+fn this_machine(args: &args::MachineArgs, devices: usize, loaded: &LoadedConfig) -> Result<PlannedMachine> {
+    let device = roll_backends::device(&loaded.config.backend)
+        .while_doing(|| "to plan for another machine, name it: `--on 1x80` is one GPU of 80 GB".into())?;
+    // With `--devices`, each rank has a device like the one here. Otherwise the ranks are those of the run, and those
+    // that are threads of this process have equal shares of its device.
+    let (ranks_on_device, devices) = match args.devices {
+        Some(_) => (1, devices),
+        None => {
+            let threads = ranks::of_process(&loaded.config, process().as_ref());
+            (threads, threads * process().world_size())
+        }
+    };
+    let flops = match args.tflops {
+        // `machine` replaces this value by that of `--tflops`.
+        Some(_) => 1.0,
+        None => roll_backends::sustained_flops(&device) / ranks_on_device as f64,
+    };
+    let memory = match roll_backends::device::memory::total(&loaded.config.backend) {
+        Some(bytes) => bytes as f64,
+        None => host_memory(),
+    };
+    Ok(PlannedMachine {
+        name: "this machine".into(),
+        devices,
+        memory,
+        // The rates of links and of reading, in bytes a second, are assumed.
+        speed: Speed { flops, link: 5e9, read: 2e9 },
+        uses_host_memory: !roll_backends::device::is_gpu(&device),
+        host_memory: host_memory(),
+        is_host_memory_given: false,
+    })
+}
+
 /// Bytes of memory of this machine; 0 if they are not known.
 pub fn host_memory() -> f64 {
     let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let line = text.lines().find_map(|line| line.strip_prefix("MemTotal:"));
-    line.and_then(|l| l.split_whitespace().next()?.parse::<f64>().ok()).unwrap_or(0.0) * 1024.0
+    let kibibytes = line.and_then(|line| line.split_whitespace().next()?.parse::<f64>().ok());
+    kibibytes.unwrap_or(0.0) * 1024.0
 }
 
 pub fn gigabytes(bytes: usize) -> f64 {
@@ -207,7 +228,7 @@ fn print(needs: &Needs, input: &PlanInput, machine: &PlannedMachine, strategy: &
 /// Prints a table of the items of memory, their sums in each phase, and whether they fit.
 fn print_memory(needs: &Needs, input: &PlanInput, machine: &PlannedMachine) {
     let labels: Vec<String> = needs.memory.iter().map(MemoryItem::label).collect();
-    let width = labels.iter().map(String::len).max().unwrap_or(0).max(24);
+    let width = labels.iter().map(String::len).max().unwrap_or(0).max(MIN_LABEL_WIDTH);
     println_wrapped!("{:<width$} {:>10} {:>10}", "GB of each rank", "device", "host");
     for (item, label) in needs.memory.iter().zip(&labels) {
         println_wrapped!(
@@ -221,7 +242,7 @@ fn print_memory(needs: &Needs, input: &PlanInput, machine: &PlannedMachine) {
         let [device, host] = held_in(needs, phase).map(gigabytes);
         println_wrapped!("{:<width$} {device:>10.2} {host:>10.2}", format!("together, {phase}"));
     }
-    let [device, host] = totals(needs);
+    let [device, host] = peak_gigabytes(needs);
     let together = if needs.phases().is_empty() { "together" } else { "together, at most" };
     println_wrapped!("{together:<width$} {device:>10.2} {host:>10.2}");
     print_fit(needs, input, machine, host);
@@ -229,7 +250,7 @@ fn print_memory(needs: &Needs, input: &PlanInput, machine: &PlannedMachine) {
 
 /// Prints whether the memory suffices; `host` is the GB of host memory of each rank.
 fn print_fit(needs: &Needs, input: &PlanInput, machine: &PlannedMachine, host: f64) {
-    let (need, have) = (needed(needs, machine), machine.memory / 1e9);
+    let (need, have) = (needed_gigabytes(needs, machine), machine.memory / 1e9);
     match need <= have {
         true => println_wrapped!("fits: {need:.1} of {have:.1} GB"),
         false => {
@@ -239,14 +260,14 @@ fn print_fit(needs: &Needs, input: &PlanInput, machine: &PlannedMachine, host: f
             }
         }
     }
-    if machine.shared && input.ranks > 1 {
+    if machine.uses_host_memory && input.ranks > 1 {
         let together = need * input.ranks as f64;
         println_wrapped!("{together:.1} GB if all {} ranks are on this machine", input.ranks);
         if need <= have && together > have {
             println_wrapped!("  that is more than the {have:.1} GB that it has");
         }
     }
-    if !machine.shared {
+    if !machine.uses_host_memory {
         let together = host * input.ranks as f64;
         match input.ranks {
             1 => println_wrapped!("host memory: {host:.1} GB"),
@@ -256,7 +277,7 @@ fn print_fit(needs: &Needs, input: &PlanInput, machine: &PlannedMachine, host: f
                 )
             }
         }
-        if let Some(note) = host_memory_note(together, machine.host_memory / 1e9, machine.host_memory_given) {
+        if let Some(note) = host_memory_note(together, machine.host_memory / 1e9, machine.is_host_memory_given) {
             println_wrapped!("  {note}");
         }
     }
@@ -273,10 +294,10 @@ fn host_memory_note(need: f64, have: f64, is_given: bool) -> Option<String> {
 }
 
 fn print_time(needs: &Needs, machine: &PlannedMachine) {
-    println_wrapped!("{:<24} {:>10} {:>10} {:>10}", "of a step", "TFLOP", "GB moved", "seconds");
+    println_wrapped!("{:<MIN_LABEL_WIDTH$} {:>10} {:>10} {:>10}", "of a step", "TFLOP", "GB moved", "seconds");
     for phase in &needs.time {
         println_wrapped!(
-            "{:<24} {:>10.1} {:>10.1} {:>10.1}",
+            "{:<MIN_LABEL_WIDTH$} {:>10.1} {:>10.1} {:>10.1}",
             phase.name,
             phase.flops / 1e12,
             phase.moved / 1e9,
@@ -284,7 +305,7 @@ fn print_time(needs: &Needs, machine: &PlannedMachine) {
         );
     }
     let seconds: f64 = needs.time.iter().map(|p| p.seconds).sum();
-    println_wrapped!("{:<24} {:>10} {:>10} {seconds:>10.1}", "together", "", "");
+    println_wrapped!("{:<MIN_LABEL_WIDTH$} {:>10} {:>10} {seconds:>10.1}", "together", "", "");
     println_wrapped!("at {:.2} TFLOP/s sustained by each rank", machine.speed.flops / 1e12);
 }
 
@@ -310,14 +331,14 @@ pub fn passes_in_words(passes: &Passes) -> String {
 }
 
 /// Peak memory in GB over the phases of a step: `[device, host]`.
-pub fn totals(needs: &Needs) -> [f64; 2] {
+pub fn peak_gigabytes(needs: &Needs) -> [f64; 2] {
     [needs.peak(|item| item.device).0, needs.peak(|item| item.host).0].map(gigabytes)
 }
 
 /// Peak memory in GB that has to fit into [`PlannedMachine::memory`]: that of the device, or that of device and host
 /// together where both are the same memory.
-pub fn needed(needs: &Needs, machine: &PlannedMachine) -> f64 {
-    gigabytes(match machine.shared {
+pub fn needed_gigabytes(needs: &Needs, machine: &PlannedMachine) -> f64 {
+    gigabytes(match machine.uses_host_memory {
         true => needs.peak(|item| item.device + item.host).0,
         false => needs.peak(|item| item.device).0,
     })
@@ -329,7 +350,7 @@ fn held_in(needs: &Needs, phase: &str) -> [usize; 2] {
 }
 
 fn print_json(needs: &Needs, input: &PlanInput, machine: &PlannedMachine) {
-    let need = needed(needs, machine);
+    let need = needed_gigabytes(needs, machine);
     let mut json = serde_json::json!({
         "machine": machine.name,
         "ranks": input.ranks,
@@ -368,9 +389,15 @@ pub struct Cluster {
 }
 
 impl Cluster {
-    /// Number and memory of the devices, such as `8x80`. Sustained speed is taken as 55 % of the published dense bf16
-    /// peak of a typical device of that memory (165 TFLOP/s up to 32 GB, 312 up to 48, 990 above), the share of an H200
-    /// (bench/results/gpu/2026-11-28-h200.md); links are PCIe 4 below 48 GB and on one device, NVLink on others.
+    /// Share of a device's peak speed that it sustains, as measured on an H200
+    /// (bench/results/gpu/2026-11-28-h200.md).
+    const SUSTAINED_SHARE: f64 = 0.55;
+    /// Bytes a second that are read from a disk.
+    const READ_RATE: f64 = 3e9;
+
+    /// Parses number and memory of the devices, such as `8x80`. A device is assumed to be a typical one of that memory,
+    /// with its published dense bf16 peak: 165 TFLOP/s up to 32 GB, 312 up to 48 GB, 990 above. Links are assumed to be
+    /// PCIe up to 48 GB and for a single device, NVLink otherwise.
     fn parse(name: &str) -> Result<Self> {
         let wrong = || {
             Error::config(
@@ -381,12 +408,14 @@ impl Cluster {
         let (devices, gigabytes) = name.split_once('x').ok_or_else(wrong)?;
         let devices: usize = devices.parse().ok().filter(|n| *n > 0).ok_or_else(wrong)?;
         let gigabytes: f64 = gigabytes.parse().ok().filter(|g: &f64| g.is_finite() && *g > 0.0).ok_or_else(wrong)?;
+        // Operations a second, and bytes a second over a link.
         let (peak, link) = match gigabytes {
             ..=32.0 => (165e12, 25e9),
             ..=48.0 => (312e12, 25e9),
             _ => (990e12, if devices > 1 { 300e9 } else { 50e9 }),
         };
-        Ok(Self { devices, memory: gigabytes * 1e9, speed: Speed { flops: 0.55 * peak, link, read: 3e9 } })
+        let speed = Speed { flops: Self::SUSTAINED_SHARE * peak, link, read: Self::READ_RATE };
+        Ok(Self { devices, memory: gigabytes * 1e9, speed })
     }
 }
 

@@ -26,6 +26,7 @@ pub fn plot(args: Plot) -> Result<()> {
     for run in &args.runs {
         let points = points(run, &args.x, &y)?;
         let name = run.file_name().unwrap_or(run.as_os_str()).to_string_lossy().into_owned();
+        // Runs take the colours of the palette in turn, and no line is dashed.
         series.push(Series { name, points, style: SeriesStyle::Line, colour: series.len(), dashes: 0 });
     }
     let title = format!("{y} against {}", args.x);

@@ -16,6 +16,10 @@ use super::config::print_section;
 use crate::args::{CheckPlugin, ConfigArgs, Plugins, PluginsAction};
 use crate::configuration::Configuration;
 
+/// Maximum width of the column of origins.
+const MAX_ORIGIN_WIDTH: usize = 24;
+
+/// Runs the action that the arguments name; without one, lists the components.
 pub fn plugins(args: Plugins) -> Result<()> {
     match args.action {
         None => list(&ConfigArgs::default()),
@@ -25,12 +29,13 @@ pub fn plugins(args: Plugins) -> Result<()> {
     }
 }
 
-/// Every component, linked in or from a plugin.
+/// Prints a line for every component, linked in or from a plugin.
 fn list(args: &ConfigArgs) -> Result<()> {
     let registry = Configuration::read(args, &[])?.registry()?;
     let origin = |entry: &Registration| format!("{} {}", entry.origin, entry.version);
     // As narrow as the origins allow, because the summaries need the room in a terminal of 80 columns.
-    let width = registry.entries().iter().map(|entry| origin(entry).len()).max().unwrap_or_default().min(24);
+    let width =
+        registry.entries().iter().map(|entry| origin(entry).len()).max().unwrap_or_default().min(MAX_ORIGIN_WIDTH);
     println_wrapped!("{:<12} {:<14} {:<width$}  summary", "kind", "name", "origin");
     for entry in registry.entries() {
         println_wrapped!(
@@ -79,7 +84,7 @@ fn info(path: &Path) -> Result<()> {
 
 /// Prints what a library says about itself.
 fn print_head(plugin: &Plugin) {
-    let layout = if plugin.layout_checked { "types compared" } else { "types not described" };
+    let layout = if plugin.is_layout_checked { "types compared" } else { "types not described" };
     println!("{} {} ({})", plugin.name, plugin.version, plugin.path.display());
     for line in [&plugin.about, &plugin.authors].into_iter().filter(|l| !l.is_empty()) {
         println!("{line}");
@@ -93,7 +98,7 @@ fn check(args: &CheckPlugin) -> Result<()> {
     let is_built_in = |name: &&str| linked.find(Kind::Reward, name).is_ok() && !args.path.exists();
     if let Some(name) = args.path.to_str().filter(is_built_in) {
         println!("reward {name}");
-        return verdict(print_findings(&try_reward(&linked, name, args)?), &format!("the reward `{name}`"));
+        return fail_if_broken(print_findings(&try_reward(&linked, name, args)?), &format!("the reward `{name}`"));
     }
     let plugin = load(&args.path)?;
     print_head(&plugin);
@@ -103,7 +108,7 @@ fn check(args: &CheckPlugin) -> Result<()> {
         let offered: Vec<_> = plugin.components.iter().map(|c| c.name()).collect();
         return Err(Error::config("--component", format!("the plugin offers {}", offered.join(", "))));
     }
-    let registry = linked.with_components(&plugin.registrations(), Replaces::LinkedIn)?;
+    let registry = linked.with_components(&plugin.registrations(), Replaces::Linked)?;
     let mut broken = 0;
     for component in components {
         println!("{} {}", component.kind(), component.name());
@@ -116,12 +121,13 @@ fn check(args: &CheckPlugin) -> Result<()> {
         }
         broken += print_findings(&findings);
     }
-    verdict(broken, &format!("the plugin `{}` ({})", plugin.name, plugin.path.display()))
+    fail_if_broken(broken, &format!("the plugin `{}` ({})", plugin.name, plugin.path.display()))
 }
 
 /// Tries the reward `name` on random videos.
 fn try_reward(registry: &Registry, name: &str, args: &CheckPlugin) -> Result<Vec<Finding>> {
-    let context = BuildContext { seed: args.seed, ..BuildContext::new("flex") };
+    let backend = "flex";
+    let context = BuildContext { seed: args.seed, ..BuildContext::new(backend) };
     Ok(match registry.reward(name, &options(&args.set)?, &context) {
         Ok(mut scorer) => check_reward(scorer.as_mut(), args.seed),
         Err(error) => vec![Finding {
@@ -146,7 +152,7 @@ fn print_findings(findings: &[Finding]) -> usize {
 }
 
 /// Fails if `who` breaks promises.
-fn verdict(broken: usize, who: &str) -> Result<()> {
+fn fail_if_broken(broken: usize, who: &str) -> Result<()> {
     match broken {
         0 => Ok(()),
         n => Err(Error::Unsupported(format!("{who} breaks {}", counted(n as u64, "promise")))),

@@ -1,6 +1,6 @@
 //! `roll rewards try`: a reward's score of a video, and where in the video its gradient lies.
 
-use std::path::PathBuf;
+use std::path::Path;
 use std::time::Instant;
 
 use roll_core::{Error, Grad, Result, RewardScorer, Score, Target, Tensor, Video};
@@ -12,27 +12,26 @@ use crate::args::{Rewards, RewardsAction, TryReward};
 use crate::output::refuse_existing;
 
 /// Number of frames in the picture of the gradient.
-const DRAWN: usize = 8;
+const DRAWN_FRAMES: usize = 8;
 /// Number of characters of the longest bar in the table of frames.
-const BAR: f64 = 24.0;
+const BAR_LENGTH: f64 = 24.0;
+/// Red, green and blue.
+const CHANNELS: usize = 3;
 
+/// Runs the action that the arguments name.
 pub fn rewards(args: Rewards) -> Result<()> {
     match args.action {
         RewardsAction::Try(args) => try_reward(&args),
     }
 }
 
+/// Prints the score of a video and where its gradient lies, and draws the gradient if an output is named.
 fn try_reward(args: &TryReward) -> Result<()> {
-    let is_no_png = |path: &&PathBuf| path.extension().is_none_or(|extension| extension != "png");
-    if let Some(output) = args.output.as_ref().filter(is_no_png) {
-        let problem = format!("the picture is written as PNG; {} does not end in .png", output.display());
-        return Err(Error::config("--output", problem));
-    }
-    args.output.iter().try_for_each(|path| refuse_existing(path, args.force))?;
+    args.output.iter().try_for_each(|output| check_output(output, args.force))?;
     let ScoringInput { mut scorer, video, target } =
         prepare(&args.config, Some(&args.name), &args.video, args.reference.as_deref(), args.every)?;
     let grad = if scorer.differentiable() { Grad::Record } else { Grad::Skip };
-    let begun = Instant::now();
+    let start = Instant::now();
     let (score, pullback) = scorer.score(&video, &args.prompt, &target, grad)?;
     let (value, details) = match score {
         Score::Value { value, details } => (check_finite(scorer.as_ref(), value)?, details),
@@ -42,10 +41,10 @@ fn try_reward(args: &TryReward) -> Result<()> {
         }
     };
     let gradient = pullback.map(|pullback| pullback.pull(&Tensor::scalar(1.0))).transpose()?;
-    let seconds = begun.elapsed().as_secs_f64();
-    let with = if gradient.is_some() { "with its gradient" } else { "no gradient" };
+    let seconds = start.elapsed().as_secs_f64();
+    let with_gradient = if gradient.is_some() { "with its gradient" } else { "no gradient" };
     println!(
-        "{}: {value:.6}   ({} in {:.1} ms, {with})",
+        "{}: {value:.6}   ({} in {:.1} ms, {with_gradient})",
         scorer.name(),
         counted(video.dims()[0] as u64, "frame"),
         1e3 * seconds
@@ -64,13 +63,22 @@ fn try_reward(args: &TryReward) -> Result<()> {
     print_frames(frame_scores.as_deref(), norms.as_deref());
     match (&args.output, &gradient) {
         (Some(output), Some(gradient)) => {
-            write_contact_sheet(output, &with_heat_map(&video, gradient)?, DRAWN)?;
+            write_contact_sheet(output, &with_heat_map(&video, gradient)?, DRAWN_FRAMES)?;
             println!("wrote {}: each frame, and its gradient below it", output.display());
         }
         (Some(_), None) => return Err(Error::Unsupported(format!("`{}` has no gradient to draw", scorer.name()))),
         (None, _) => {}
     }
     Ok(())
+}
+
+/// Fails unless the picture of the gradient can be written to `output`.
+fn check_output(output: &Path, force: bool) -> Result<()> {
+    if output.extension().is_none_or(|extension| extension != "png") {
+        let problem = format!("the picture is written as PNG; {} does not end in .png", output.display());
+        return Err(Error::config("--output", problem));
+    }
+    refuse_existing(output, force)
 }
 
 /// The norm of the gradient in each frame.
@@ -121,7 +129,7 @@ fn scores_of_frames(
 ) -> Result<Vec<Option<f64>>> {
     let [frames, height, width] = video.dims();
     let score_of = |t: usize| {
-        let frame = Video::new(Tensor::new(video.frame(t).to_vec(), [1, 3, height, width])?, video.fps())?;
+        let frame = Video::new(Tensor::new(video.frame(t).to_vec(), [1, CHANNELS, height, width])?, video.fps())?;
         Ok(scorer.score(&frame, prompt, target, Grad::Skip)?.0.value())
     };
     (0..frames).map(score_of).collect()
@@ -141,7 +149,9 @@ fn print_frames(scores: Option<&[Option<f64>]>, norms: Option<&[f64]>) {
             Some(None) | None => "-".into(),
         };
         let (norm, bar) = match norms.map(|n| n[t]) {
-            Some(norm) if largest > 0.0 => (format!("{norm:.3e}"), "#".repeat((norm / largest * BAR).round() as usize)),
+            Some(norm) if largest > 0.0 => {
+                (format!("{norm:.3e}"), "#".repeat((norm / largest * BAR_LENGTH).round() as usize))
+            }
             Some(norm) => (format!("{norm:.3e}"), String::new()),
             None => ("-".into(), String::new()),
         };
@@ -155,8 +165,9 @@ fn with_heat_map(video: &Video, gradient: &Tensor) -> Result<Video> {
     let [frames, height, width] = video.dims();
     let plane = height * width;
     let slopes = gradient.f32s()?;
-    // The gradient of pixel `i` of frame `t`: the norm over its three channels.
-    let norm = |t: usize, i: usize| (0..3).map(|c| slopes[(t * 3 + c) * plane + i].powi(2)).sum::<f32>().sqrt();
+    // The gradient of pixel `i` of frame `t`: the norm over its channels.
+    let norm =
+        |t: usize, i: usize| (0..CHANNELS).map(|c| slopes[(t * CHANNELS + c) * plane + i].powi(2)).sum::<f32>().sqrt();
     let norms: Vec<f32> = (0..frames).flat_map(|t| (0..plane).map(move |i| norm(t, i))).collect();
     // White begins at the 99.5th percentile: a few pixels far above all others would leave the rest black.
     let mut sorted = norms.clone();
@@ -171,5 +182,5 @@ fn with_heat_map(video: &Video, gradient: &Tensor) -> Result<Video> {
             values.extend(norms[t * plane..][..plane].iter().map(heat));
         }
     }
-    Video::new(Tensor::new(values, [frames, 3, 2 * height, width])?, video.fps())
+    Video::new(Tensor::new(values, [frames, CHANNELS, 2 * height, width])?, video.fps())
 }

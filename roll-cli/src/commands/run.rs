@@ -13,9 +13,11 @@ use crate::demo::NotDemo;
 use crate::ranks::process;
 use crate::{interrupt, progress};
 
+/// Width of the names in the printed results.
+const NAME_WIDTH: usize = 15;
+
 /// Trains, on every rank of this process.
-pub fn run(args: args::Run) -> Result<Ended> {
-    let mut args = args;
+pub fn run(mut args: args::Run) -> Result<Ended> {
     if let Some(out) = args.out.as_ref().filter(|out| out.to_str().is_none()) {
         return Err(Error::bad_file(out, "the name of a run's directory must be UTF-8"));
     }
@@ -111,16 +113,16 @@ fn print(summary: &RunSummary, dir: &RunDir) {
         println!("  left out: {samples}, {updates}");
     }
     for (name, line) in &summary.lines {
-        println!("  {name:<15} {line}");
+        println!("  {name:<NAME_WIDTH$} {line}");
     }
     for file in &summary.adapter {
         let is_adapter = file.file_name().is_some_and(|name| name.to_string_lossy().starts_with("adapter"));
-        println!("  {:<15} {}", if is_adapter { "adapter" } else { "weights" }, file.display());
+        println!("  {:<NAME_WIDTH$} {}", if is_adapter { "adapter" } else { "weights" }, file.display());
     }
     if dir.metrics_path().exists() {
-        println!("  metrics         {}", dir.metrics_path().display());
+        println!("  {:<NAME_WIDTH$} {}", "metrics", dir.metrics_path().display());
     }
     for (name, path) in &summary.written {
-        println!("  {name:<15} {}", path.display());
+        println!("  {name:<NAME_WIDTH$} {}", path.display());
     }
 }

@@ -103,11 +103,11 @@ impl dyn Communicator + '_ {
         // Lengths and bytes travel as the bits of f32 values, which are moved and never computed with: the length
         // first, as two values per rank, and then the bytes, four per value, padded to the length of the longest rank.
         let own_length = own_bytes.len() as u64;
-        let mut lengths = vec![0f32; 2 * ranks];
-        self.all_gather(&to_words(&own_length.to_le_bytes(), 2), &mut lengths)?;
-        let length_of_halves = |halves: &[f32]| u64::from(halves[0].to_bits()) | u64::from(halves[1].to_bits()) << 32;
-        let lengths: Vec<usize> = lengths.chunks_exact(2).map(|halves| length_of_halves(halves) as usize).collect();
-        let words_per_rank = lengths.iter().copied().max().unwrap_or(0).div_ceil(4);
+        let mut length_words = vec![0f32; 2 * ranks];
+        self.all_gather(&to_words(&own_length.to_le_bytes(), 2), &mut length_words)?;
+        let length = |words: &[f32]| u64::from(words[0].to_bits()) | u64::from(words[1].to_bits()) << 32;
+        let lengths: Vec<usize> = length_words.chunks_exact(2).map(|words| length(words) as usize).collect();
+        let words_per_rank = lengths.iter().copied().max().unwrap_or(0).div_ceil(WORD_BYTES);
         let mut all = vec![0f32; words_per_rank * ranks];
         self.all_gather(&to_words(own_bytes, words_per_rank), &mut all)?;
         if words_per_rank == 0 {
@@ -126,11 +126,14 @@ impl dyn Communicator + '_ {
     }
 }
 
-/// Packs `bytes` into `count` words of four bytes, padded with zeros. The words are the bits of f32 values.
+/// Bytes of an f32 value, as which bytes travel.
+const WORD_BYTES: usize = size_of::<f32>();
+
+/// Packs `bytes` into `count` words, padded with zeros. The words are the bits of f32 values.
 fn to_words(bytes: &[u8], count: usize) -> Vec<f32> {
     let mut words = vec![0f32; count];
-    for (word, bytes) in words.iter_mut().zip(bytes.chunks(4)) {
-        let mut padded = [0; 4];
+    for (word, bytes) in words.iter_mut().zip(bytes.chunks(WORD_BYTES)) {
+        let mut padded = [0; WORD_BYTES];
         padded[..bytes.len()].copy_from_slice(bytes);
         *word = f32::from_bits(u32::from_le_bytes(padded));
     }

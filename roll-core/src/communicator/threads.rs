@@ -30,7 +30,7 @@ struct SharedState {
     /// The deposit of each rank for the collective under way; `None` until the rank has called it.
     deposits: Vec<Option<Deposit>>,
     /// Number of completed collectives.
-    done: u64,
+    completed: u64,
     /// All deposits of the last completed collective. The deposits of earlier collectives are not needed: a rank
     /// deposits for a collective only after it has read the result of the previous one.
     collected: Arc<Vec<Deposit>>,
@@ -67,29 +67,18 @@ impl ThreadRanks {
         timeout: Duration,
         f: impl Fn(Arc<dyn Communicator>) -> Result<T> + Sync,
     ) -> Vec<Result<T>> {
-        let run_rank = &|ranks: Arc<ThreadRanks>| {
-            let result = catch_unwind(AssertUnwindSafe(|| f(ranks.clone())));
-            let result = result.unwrap_or_else(|panic| {
-                let message = panic_message(panic.as_ref()).unwrap_or_default().to_string();
-                Err(Error::failed(format!("rank {} panicked", ranks.rank().0))(message))
-            });
-            if let Err(error) = &result
-                && error.fault() != Fault::Interrupt
-            {
-                ranks.fail(&error.chain());
-            }
-            result
-        };
+        let f = &f;
         std::thread::scope(|scope| {
             let group = Self::group(size, timeout);
             let start = |ranks: ThreadRanks| {
                 let (name, ranks) = (format!("rank {}", ranks.rank.0), Arc::new(ranks));
                 let ranks_of_thread = Arc::clone(&ranks);
-                let started = threads::spawn_scoped(scope, &name, move || run_rank(ranks_of_thread));
+                let started = threads::spawn_scoped(scope, &name, move || run_rank(ranks_of_thread, f));
                 // The ranks that have started would otherwise wait for this one.
                 started.inspect_err(|error| ranks.fail(&error.to_string()))
             };
             let started: Vec<_> = group.into_iter().map(start).collect();
+            // `run_rank` catches the panics of `f`: this one happened outside of `f`.
             let panicked = |_| Err(Error::Misuse("the thread of a rank panicked".into()));
             let results = started.into_iter().map(|thread| match thread {
                 Ok(thread) => thread.join().unwrap_or_else(panicked),
@@ -102,33 +91,26 @@ impl ThreadRanks {
     /// Deposits `values` for the collective `call`, waits until all ranks have deposited theirs, and returns all
     /// deposits in the order of the ranks.
     fn deposit_and_wait(&self, call: String, values: Vec<f32>) -> Result<Arc<Vec<Deposit>>> {
-        let (since, timeout) = (Instant::now(), *self.timeout.lock().unwrap_or_else(PoisonError::into_inner));
+        let (start, timeout) = (Instant::now(), *self.timeout.lock().unwrap_or_else(PoisonError::into_inner));
         let mut state = self.shared.lock();
         state.check()?;
-        let done_before = state.done;
+        let completed_before = state.completed;
         state.deposits[self.rank.0] = Some(Deposit { call: call.clone(), values });
-        let is_last_to_come = state.deposits.iter().all(Option::is_some);
-        if is_last_to_come {
-            let collected: Vec<_> = state.deposits.iter_mut().filter_map(Option::take).collect();
-            let first = collected[0].call.clone();
-            if let Some((rank, deposit)) = collected.iter().enumerate().find(|(_, deposit)| deposit.call != first) {
-                let other = deposit.call.clone();
-                state.failed = Some(RanksError::Disagree { first, rank, other });
-            }
-            state.collected = Arc::new(collected);
-            state.done += 1;
+        let all_have_come = state.absent().next().is_none();
+        if all_have_come {
+            state.complete_collective();
             self.shared.changed.notify_all();
         }
         loop {
             state.check()?;
-            if state.done > done_before {
+            if state.completed > completed_before {
                 return Ok(state.collected.clone());
             }
             let ended = state.absent().find(|rank| state.ended[*rank]);
             if let Some(rank) = ended {
                 return Err(self.shared.fail(state, RanksError::Ended { rank, what: call }));
             }
-            let Some(time_left) = timeout.checked_sub(since.elapsed()).filter(|left| !left.is_zero()) else {
+            let Some(time_left) = timeout.checked_sub(start.elapsed()).filter(|left| !left.is_zero()) else {
                 let absent = state.absent().collect();
                 return Err(self.shared.fail(state, RanksError::Absent { absent, what: call, waited: timeout }));
             };
@@ -137,12 +119,42 @@ impl ThreadRanks {
     }
 }
 
+/// Runs `f` as the rank `ranks` of a job. An error or a panic of `f` fails the other ranks, except for an interrupt, on
+/// which all ranks have agreed.
+fn run_rank<T>(ranks: Arc<ThreadRanks>, f: impl Fn(Arc<dyn Communicator>) -> Result<T>) -> Result<T> {
+    let result = catch_unwind(AssertUnwindSafe(|| f(ranks.clone())));
+    let result = result.unwrap_or_else(|panic| {
+        let message = panic_message(panic.as_ref()).unwrap_or_default().to_string();
+        Err(Error::failed(format!("rank {} panicked", ranks.rank().0))(message))
+    });
+    if let Err(error) = &result
+        && error.fault() != Fault::Interrupt
+    {
+        ranks.fail(&error.chain());
+    }
+    result
+}
+
 impl SharedState {
+    /// Ends the collective under way, for which every rank has made its deposit. Fails all further collectives if the
+    /// ranks called different ones.
+    fn complete_collective(&mut self) {
+        let collected: Vec<Deposit> = self.deposits.iter_mut().filter_map(Option::take).collect();
+        let first = collected[0].call.clone();
+        if let Some((rank, deposit)) = collected.iter().enumerate().find(|(_, deposit)| deposit.call != first) {
+            let other = deposit.call.clone();
+            self.failed = Some(RanksError::Disagree { first, rank, other });
+        }
+        self.collected = Arc::new(collected);
+        self.completed += 1;
+    }
+
     /// Ranks that the collective under way waits for.
     fn absent(&self) -> impl Iterator<Item = usize> {
         self.deposits.iter().enumerate().filter(|(_, deposit)| deposit.is_none()).map(|(rank, _)| rank)
     }
 
+    /// Fails with the error of an earlier failure, if there was one.
     fn check(&self) -> Result<()> {
         match &self.failed {
             Some(failed) => Err(failed.clone().into()),
@@ -155,7 +167,7 @@ impl Shared {
     fn new(size: usize) -> Arc<Self> {
         let state = SharedState {
             deposits: (0..size).map(|_| None).collect(),
-            done: 0,
+            completed: 0,
             collected: Arc::default(),
             failed: None,
             ended: vec![false; size],

@@ -21,6 +21,7 @@ impl Noise {
     /// A source of values uniform in [-1, 1).
     pub fn uniform(&self, purpose: Purpose, step: u64, sample: u64) -> impl FnMut() -> f32 + use<> {
         let mut rng = self.generator(purpose, step, sample);
+        // 24 bits, which f32 holds exactly, as a number in [0, 2).
         move || (rng.next_u32() >> 8) as f32 / (1 << 23) as f32 - 1.0
     }
 
@@ -61,32 +62,38 @@ impl Noise {
     }
 }
 
-/// `torch.randn(n)` of the CPU generator seeded with `seed`: 24-bit uniforms of MT19937, then Box-Muller on blocks of
-/// sixteen, which pairs the first eight of a block with the last eight. Torch draws fewer than sixteen values by
-/// another method; this function returns the first of sixteen instead.
+/// Number of values that torch transforms together.
+const BLOCK: usize = 16;
+
+/// `torch.randn(n)` of the CPU generator seeded with `seed`: 24-bit uniforms of MT19937, then [`box_muller`] on blocks.
+/// Torch draws fewer values than a block by another method; this function returns the first values of a block instead.
 fn torch_randn(seed: u32, n: usize) -> Vec<f32> {
-    let mut mt = rand_mt::Mt::new(seed);
-    let mut uniform = || (mt.next_u32() & 0xff_ffff) as f32 / (1 << 24) as f32;
-    let box_muller = |values: &mut [f32]| {
-        for j in 0..8 {
-            let (u1, u2) = (1.0 - values[j], values[j + 8]);
-            let radius = (-2.0 * u1.ln()).sqrt();
-            let (sin, cos) = (std::f32::consts::TAU * u2).sin_cos();
-            values[j] = radius * cos;
-            values[j + 8] = radius * sin;
-        }
-    };
-    let mut values: Vec<f32> = (0..n.max(16)).map(|_| uniform()).collect();
-    let in_full_blocks = values.len() / 16 * 16;
-    values[..in_full_blocks].chunks_exact_mut(16).for_each(box_muller);
+    let mut mersenne_twister = rand_mt::Mt::new(seed);
+    let mut uniform = || (mersenne_twister.next_u32() & 0xff_ffff) as f32 / (1 << 24) as f32;
+    let mut values: Vec<f32> = (0..n.max(BLOCK)).map(|_| uniform()).collect();
+    let in_full_blocks = values.len() / BLOCK * BLOCK;
+    values[..in_full_blocks].chunks_exact_mut(BLOCK).for_each(box_muller);
     // If the last block is not full, torch draws the last sixteen values again, with some of the block before.
     if in_full_blocks != values.len() {
-        let tail = values.len() - 16;
+        let tail = values.len() - BLOCK;
         values[tail..].iter_mut().for_each(|v| *v = uniform());
         box_muller(&mut values[tail..]);
     }
     values.truncate(n);
     values
+}
+
+/// Replaces the uniform values of a block by normal values: the Box-Muller transform, which pairs each value of the
+/// first half with one of the second half.
+fn box_muller(block: &mut [f32]) {
+    const HALF: usize = BLOCK / 2;
+    for j in 0..HALF {
+        let (u1, u2) = (1.0 - block[j], block[j + HALF]);
+        let radius = (-2.0 * u1.ln()).sqrt();
+        let (sin, cos) = (std::f32::consts::TAU * u2).sin_cos();
+        block[j] = radius * cos;
+        block[j + HALF] = radius * sin;
+    }
 }
 
 #[cfg(test)]

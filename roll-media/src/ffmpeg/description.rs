@@ -8,7 +8,7 @@ use roll_core::serde_json::{self, Value};
 use super::process::Program;
 use super::y4m::Planes;
 use super::{Failure, input};
-use crate::color::{Matrix, Yuv420, to_rgb, to_rgb_444};
+use crate::color::{DeclaredColor, Matrix, Yuv420, to_rgb, to_rgb_444};
 use crate::orientation::Orientation;
 use crate::picture::{Picture, check_size};
 
@@ -23,11 +23,12 @@ pub(super) struct StreamDescription {
     pub duration: Option<f64>,
     /// Whether the container is an MPEG transport stream, whose parts may be joined as they are.
     pub is_transport_stream: bool,
-    samples: PixelFormat,
-    full_range: bool,
-    /// Code of the colour matrix (`matrix_coefficients` of ITU-T H.273).
-    matrix: u8,
+    pixel_format: PixelFormat,
+    color: DeclaredColor,
 }
+
+/// Frame rate of a stream that states no plausible one.
+const DEFAULT_FPS: f64 = 25.0;
 
 /// The kinds of pixel formats that need different filters.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -54,27 +55,27 @@ impl StreamDescription {
             return Err("there is no video in it".into());
         }
         let text = |key: &str| stream[key].as_str().unwrap_or_default();
-        let side = |key: &str| stream[key].as_u64().unwrap_or(0) as usize;
-        let size = [side("width"), side("height")];
+        let pixels = |key: &str| stream[key].as_u64().unwrap_or(0) as usize;
+        let size = [pixels("width"), pixels("height")];
         check_size(size[0], size[1])?;
         let format = text("pix_fmt");
         let yuv420_formats = ["yuv420p", "yuvj420p", "yuva420p", "nv12", "nv21", "p010", "p016"];
         let is_yuv420 = yuv420_formats.iter().any(|begin| format.starts_with(begin));
         let is_rgb = format == "pal8" || ["rgb", "bgr", "gbr"].iter().any(|part| format.contains(part));
-        let samples = match (is_yuv420, is_rgb) {
+        let pixel_format = match (is_yuv420, is_rgb) {
             (true, _) => PixelFormat::Yuv420p,
             (false, true) => PixelFormat::Rgb,
             (false, false) => PixelFormat::Other,
         };
-        let matrix = match text("color_space") {
+        let matrix_code = match text("color_space") {
             "bt709" => 1,
             "fcc" => 4,
             "bt470bg" => 5,
             "smpte170m" => 6,
             "smpte240m" => 7,
             "bt2020nc" | "bt2020c" => 9,
-            "" | "unknown" | "unspecified" | "reserved" => 2,
-            _ if samples == PixelFormat::Rgb => 2,
+            "" | "unknown" | "unspecified" | "reserved" => DeclaredColor::UNSPECIFIED_MATRIX,
+            _ if pixel_format == PixelFormat::Rgb => DeclaredColor::UNSPECIFIED_MATRIX,
             other => return Err(format!("the colour space `{other}` is not supported")),
         };
         let rate = |key: &str| ratio(text(key), '/').map(|[n, d]| f64::from(n) / f64::from(d));
@@ -87,21 +88,23 @@ impl StreamDescription {
             fps: rate("avg_frame_rate")
                 .filter(is_plausible)
                 .or(rate("r_frame_rate").filter(is_plausible))
-                .unwrap_or(25.0),
+                .unwrap_or(DEFAULT_FPS),
             pixel_aspect: ratio(text("sample_aspect_ratio"), ':'),
             orientation: orientation.map(Orientation::from_matrix).unwrap_or_default(),
             duration: seconds(&stream["duration"]).or(seconds(&description["format"]["duration"])),
             is_transport_stream: description["format"]["format_name"] == "mpegts",
-            samples,
-            full_range: text("color_range") == "pc" || format.starts_with("yuvj"),
-            matrix,
+            pixel_format,
+            color: DeclaredColor {
+                matrix_code,
+                is_full_range: text("color_range") == "pc" || format.starts_with("yuvj"),
+            },
         })
     }
 
     /// The ffmpeg filters that convert the stream to 8-bit planes.
     pub fn filters(&self) -> String {
         let chroma = if self.is_yuv420() { "yuv420p" } else { "yuv444p" };
-        match (self.samples, self.full_range) {
+        match (self.pixel_format, self.color.is_full_range) {
             (PixelFormat::Rgb, _) => format!("scale=out_color_matrix=bt601:out_range=tv,format={chroma}"),
             (_, true) => format!("scale=in_range=pc:out_range=pc,format={chroma}"),
             (PixelFormat::Yuv420p, false) => format!("format={chroma}"),
@@ -112,13 +115,13 @@ impl StreamDescription {
     /// Whether the planes have 4:2:0 chroma. An odd last row or column has chroma of its own, which only 4:4:4 planes
     /// represent.
     fn is_yuv420(&self) -> bool {
-        self.samples == PixelFormat::Yuv420p && self.size.iter().all(|side| side % 2 == 0)
+        self.pixel_format == PixelFormat::Yuv420p && self.size.iter().all(|side| side % 2 == 0)
     }
 
     /// Converts planes that [`StreamDescription::filters`] produced to RGB.
     pub fn to_rgb(&self, planes: &Planes) -> Result<Picture, String> {
-        let is_rgb = self.samples == PixelFormat::Rgb;
-        let matrix = if is_rgb { Matrix::bt601(false) } else { self.declared_matrix()? };
+        let is_rgb = self.pixel_format == PixelFormat::Rgb;
+        let matrix = if is_rgb { Matrix::BT601_LIMITED } else { self.declared_matrix()? };
         let (width, height, [y, u, v]) = (planes.width, planes.height, planes.split());
         if planes.is_yuv420 {
             let yuv = Yuv420 { width, height, y, u, v, y_stride: width, uv_stride: width / 2 };
@@ -131,8 +134,9 @@ impl StreamDescription {
     }
 
     fn declared_matrix(&self) -> Result<Matrix, String> {
-        let unknown = || format!("matrix coefficients {} are not supported", self.matrix);
-        Matrix::from_code(self.matrix, self.full_range).ok_or_else(unknown)
+        let DeclaredColor { matrix_code, is_full_range } = self.color;
+        let unknown = || format!("matrix coefficients {matrix_code} are not supported");
+        Matrix::from_code(matrix_code, is_full_range).ok_or_else(unknown)
     }
 }
 
@@ -177,10 +181,10 @@ mod tests {
             })
         };
         let ten_bits = description(stream("yuv420p10le")).unwrap();
-        assert_eq!((ten_bits.filters().as_str(), ten_bits.matrix), ("format=yuv420p", 1));
+        assert_eq!((ten_bits.filters().as_str(), ten_bits.color.matrix_code), ("format=yuv420p", 1));
         assert_eq!(
             (ten_bits.pixel_aspect, ten_bits.orientation),
-            (Some([4, 3]), Orientation { mirrored: false, quarters: 1 })
+            (Some([4, 3]), Orientation { is_mirrored: false, quarters: 1 })
         );
         assert!((ten_bits.fps - 29.97).abs() < 0.001);
         assert_eq!(description(stream("yuvj420p")).unwrap().filters(), "scale=in_range=pc:out_range=pc,format=yuv420p");

@@ -18,9 +18,9 @@ pub(crate) fn probe(path: &Path) -> Result<Probed, Failure> {
     let packets = &answer["packets"];
     let (frames, seconds) = if may_lack_references(packets) {
         let answer = ffprobe(path, DETECTED, "frame=best_effort_timestamp_time,pkt_duration_time,duration_time")?;
-        shown(&answer["frames"])
+        count_shown(&answer["frames"])
     } else {
-        shown(packets)
+        count_shown(packets)
     };
     if frames == 0 {
         return Err(Failure::Failed("it has no frames".into()));
@@ -53,9 +53,9 @@ fn may_lack_references(packets: &Value) -> bool {
     !has_flag(first, 'K') || packets.any(is_shown_before)
 }
 
-/// The number of packets or frames that are not marked as discarded, and the seconds that they cover, if known. A last
-/// one without a duration gets the mean duration of the others.
-fn shown(packets: &Value) -> (usize, Option<f64>) {
+/// Returns the number of packets or frames that are not marked as discarded, and the seconds that they cover, if known.
+/// If the last one has no duration, the mean duration of the others counts.
+fn count_shown(packets: &Value) -> (usize, Option<f64>) {
     let (mut frames, mut first, mut last) = (0, f64::INFINITY, f64::NEG_INFINITY);
     let mut duration_of_last = None;
     for packet in packets.as_array().into_iter().flatten() {
@@ -71,8 +71,8 @@ fn shown(packets: &Value) -> (usize, Option<f64>) {
             }
         }
     }
-    let between = last - first;
-    let seconds = between + duration_of_last.unwrap_or(between / (frames as f64 - 1.0));
+    let first_to_last = last - first;
+    let seconds = first_to_last + duration_of_last.unwrap_or(first_to_last / (frames as f64 - 1.0));
     (frames, (seconds.is_finite() && seconds > 0.0).then_some(seconds))
 }
 
@@ -87,14 +87,14 @@ mod tests {
         let packet =
             |at: &str, flags: &str| serde_json::json!({"pts_time": at, "duration_time": "0.5", "flags": flags});
         let packets = [packet("-0.5", "KD"), packet("0.0", "_"), packet("1.0", "_"), packet("0.5", "_")];
-        assert_eq!(shown(&packets.to_vec().into()), (3, Some(1.5)));
+        assert_eq!(count_shown(&packets.to_vec().into()), (3, Some(1.5)));
         let packets = serde_json::json!([{"flags": "K"}, {"flags": "_"}]);
-        assert_eq!(shown(&packets), (2, None));
+        assert_eq!(count_shown(&packets), (2, None));
         // As of FLV, MPEG program streams and WMV.
         let packets = serde_json::json!([{"pts_time": "0"}, {"pts_time": "0.2"}, {"pts_time": "0.1"}]);
-        assert_eq!(shown(&packets).0, 3);
-        assert!((shown(&packets).1.unwrap() - 0.3).abs() < 1e-12);
-        assert_eq!(shown(&serde_json::json!([{"pts_time": "0"}])), (1, None));
+        assert_eq!(count_shown(&packets).0, 3);
+        assert!((count_shown(&packets).1.unwrap() - 0.3).abs() < 1e-12);
+        assert_eq!(count_shown(&serde_json::json!([{"pts_time": "0"}])), (1, None));
     }
 
     #[test]

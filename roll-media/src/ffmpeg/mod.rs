@@ -7,7 +7,7 @@
 //! Protection against harmful files: the name is passed as `file:NAME`, which is neither an option nor another
 //! protocol. Only the protocols `file` and `pipe` are allowed, and only formats that contain the video themselves (no
 //! playlists, which name other files). The size of frames is limited ([`MAX_PIXELS`]), the listed index to
-//! [`process::MAX_INDEX_BYTES`], and a program that runs longer than [`process::LIMIT`] is killed.
+//! [`process::MAX_INDEX_BYTES`], and a program that runs longer than [`process::TIME_LIMIT`] is killed.
 
 mod description;
 mod index;
@@ -32,6 +32,9 @@ use crate::resize::square_pixels;
 /// Formats that contain the images themselves.
 const FORMATS: &str = "mov,mp4,matroska,webm,avi,mpeg,mpegts,mpegvideo,m4v,h264,hevc,obu,ivf,flv,asf,ogg,mxf,nut,rm,\
                        dv,mjpeg,swf,wtv,apng,webp_pipe,av1,vvc,bmp_pipe,tiff_pipe";
+
+/// Bytes of frames that are read from ffmpeg at a time.
+const PIPE_BUFFER_BYTES: usize = 1 << 20;
 
 /// The format of a file that ffmpeg detects itself.
 const DETECTED: Option<&str> = None;
@@ -126,36 +129,18 @@ fn pictures(
     handling: FaultHandling,
     mut each: impl FnMut(Picture) -> Result<ControlFlow<()>, String>,
 ) -> Result<(), Failure> {
-    // Frames are rotated here, after chroma was upsampled, and not by ffmpeg: chroma is then rotated exactly as luma.
-    let mut arguments: Vec<OsString> = ["-nostdin", "-noautorotate"].map(Into::into).into();
-    match handling {
-        FaultHandling::Strict => arguments.extend(["-xerror", "-err_detect", "explode"].map(Into::into)),
-        FaultHandling::Tolerant => arguments.extend(["-v", "warning"].map(Into::into)),
-        FaultHandling::Picture => arguments.push("-xerror".into()),
-    }
-    arguments.extend(["-max_pixels".into(), MAX_PIXELS.to_string().into()]);
-    arguments.extend(input(path, format));
-    // Timestamps no longer matter, and ffmpeg would reject those of damaged or joined streams.
-    let filters = format!("{filters},setpts=N*100/TB");
-    arguments.extend(["-map", "0:V:0", "-filter:v", filters.as_str()].map(Into::into));
-    if let Some(max_frames) = max_frames {
-        arguments.extend(["-frames:v".into(), max_frames.to_string().into()]);
-    }
-    // Every frame once, whatever its timestamp.
-    let passthrough_flag = if process::has_fps_mode() { "-fps_mode" } else { "-vsync" };
-    arguments.extend([passthrough_flag, "passthrough", "-f", "yuv4mpegpipe", "pipe:1"].map(Into::into));
-
+    let arguments = decoding_arguments(path, format, filters, max_frames, handling);
     let (mut process, stdout) = Program::Ffmpeg.start(&arguments, stream.is_transport_stream)?;
-    let mut reader = BufReader::with_capacity(1 << 20, stdout);
-    let mut stopped_by_caller = false;
+    let mut reader = BufReader::with_capacity(PIPE_BUFFER_BYTES, stdout);
+    let mut is_stopped_by_caller = false;
     let read = y4m::read(&mut reader, |planes, pixel_aspect| {
         let picture = stream.to_rgb(planes).and_then(|picture| square_pixels(picture, pixel_aspect));
         let shown = picture.and_then(|picture| each(stream.orientation.apply(picture)));
-        stopped_by_caller = !matches!(shown, Ok(ControlFlow::Continue(())));
+        is_stopped_by_caller = !matches!(shown, Ok(ControlFlow::Continue(())));
         shown
     });
     drop(reader); // the program must not wait until its output is read
-    if stopped_by_caller {
+    if is_stopped_by_caller {
         process.end();
     } else {
         // If the program stopped early, its message is a better error than that of `read`.
@@ -167,6 +152,36 @@ fn pictures(
         Some(damage) => Err(Failure::Failed(damage)),
         None => Ok(()),
     }
+}
+
+/// Arguments of ffmpeg that write the frames of a file to standard output, as YUV4MPEG2.
+fn decoding_arguments(
+    path: &Path,
+    format: Option<&str>,
+    filters: &str,
+    max_frames: Option<usize>,
+    handling: FaultHandling,
+) -> Vec<OsString> {
+    // Frames are rotated by this crate, after chroma was upsampled: chroma is then rotated exactly as luma.
+    let mut arguments: Vec<OsString> = ["-nostdin", "-noautorotate"].map(Into::into).into();
+    match handling {
+        FaultHandling::Strict => arguments.extend(["-xerror", "-err_detect", "explode"].map(Into::into)),
+        FaultHandling::Tolerant => arguments.extend(["-v", "warning"].map(Into::into)),
+        FaultHandling::Picture => arguments.push("-xerror".into()),
+    }
+    arguments.extend(["-max_pixels".into(), MAX_PIXELS.to_string().into()]);
+    arguments.extend(input(path, format));
+    // Replaces the timestamps, which no longer matter here, by 100 seconds a frame. ffmpeg would reject those of
+    // damaged or joined streams.
+    let filters = format!("{filters},setpts=N*100/TB");
+    arguments.extend(["-map", "0:V:0", "-filter:v", filters.as_str()].map(Into::into));
+    if let Some(max_frames) = max_frames {
+        arguments.extend(["-frames:v".into(), max_frames.to_string().into()]);
+    }
+    // Every frame once, whatever its timestamp.
+    let passthrough_flag = if process::has_fps_mode() { "-fps_mode" } else { "-vsync" };
+    arguments.extend([passthrough_flag, "passthrough", "-f", "yuv4mpegpipe", "pipe:1"].map(Into::into));
+    arguments
 }
 
 /// Input arguments for both programs.

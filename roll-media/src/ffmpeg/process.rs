@@ -10,9 +10,11 @@ use std::time::{Duration, Instant};
 use super::Failure;
 
 /// Maximum running time of a program: decoding a clip takes seconds.
-pub(super) const LIMIT: Duration = Duration::from_secs(600);
+pub(super) const TIME_LIMIT: Duration = Duration::from_secs(600);
 /// Maximum size of ffprobe's listing: the index of hours of video. Parsed values take ten times as much memory.
 pub(super) const MAX_INDEX_BYTES: u64 = 64 << 20;
+/// Interval at which a program is asked whether it has ended.
+const POLL_INTERVAL: Duration = Duration::from_millis(2);
 /// Maximum number of bytes of standard error that are kept.
 const MAX_STDERR_BYTES: usize = 4096;
 /// Maximum length of a line of standard error; longer ones are split.
@@ -72,7 +74,7 @@ impl Program {
         arguments: &[OsString],
         is_transport_stream: bool,
     ) -> Result<(FfmpegProcess, ChildStdout), Failure> {
-        self.start_within(LIMIT, arguments, is_transport_stream)
+        self.start_within(TIME_LIMIT, arguments, is_transport_stream)
     }
 
     /// As [`Program::start`], with another time limit.
@@ -99,15 +101,7 @@ impl Program {
             let _ = lock(&child).kill();
             Failure::Failed(format!("{} cannot be watched: {error}", self.name()))
         };
-        // Nothing is sent: dropping the sender ends the watchdog.
-        let (watchdog_sender, watchdog_receiver) = mpsc::channel::<()>();
-        let watched = Arc::clone(&child);
-        let watch = move || {
-            if watchdog_receiver.recv_timeout(limit) == Err(mpsc::RecvTimeoutError::Timeout) {
-                let _ = lock(&watched).kill();
-            }
-        };
-        thread::Builder::new().spawn(watch).map_err(unwatched)?;
+        let watchdog_sender = start_watchdog(&child, limit).map_err(unwatched)?;
         let read = move || Messages::read(stderr, is_transport_stream);
         let reader = thread::Builder::new().spawn(read).map_err(unwatched)?;
         Ok((
@@ -116,7 +110,7 @@ impl Program {
                 child,
                 reader: Some(reader),
                 messages: Messages::default(),
-                _ended: watchdog_sender,
+                _watchdog_sender: watchdog_sender,
                 limit,
                 started: Instant::now(),
             },
@@ -139,7 +133,21 @@ impl Program {
     }
 }
 
-/// A running program, which is killed when this is dropped.
+/// Starts a thread that kills the program after `limit`. Dropping the returned sender ends the thread before.
+fn start_watchdog(child: &Arc<Mutex<Child>>, limit: Duration) -> io::Result<mpsc::Sender<()>> {
+    // Nothing is sent.
+    let (sender, receiver) = mpsc::channel::<()>();
+    let watched = Arc::clone(child);
+    let watch = move || {
+        if receiver.recv_timeout(limit) == Err(mpsc::RecvTimeoutError::Timeout) {
+            let _ = lock(&watched).kill();
+        }
+    };
+    thread::Builder::new().spawn(watch)?;
+    Ok(sender)
+}
+
+/// A running program, which is killed when this value is dropped.
 pub(super) struct FfmpegProcess {
     program: Program,
     child: Arc<Mutex<Child>>,
@@ -148,7 +156,7 @@ pub(super) struct FfmpegProcess {
     /// The messages, after the thread was joined.
     messages: Messages,
     /// Dropping this sender ends the watchdog.
-    _ended: mpsc::Sender<()>,
+    _watchdog_sender: mpsc::Sender<()>,
     limit: Duration,
     started: Instant,
 }
@@ -161,7 +169,7 @@ impl FfmpegProcess {
             let status = lock(&self.child).try_wait();
             match status {
                 Ok(Some(status)) => break status,
-                Ok(None) => thread::sleep(Duration::from_millis(2)),
+                Ok(None) => thread::sleep(POLL_INTERVAL),
                 Err(error) => return Err(format!("{} cannot be waited for: {error}", self.program.name())),
             }
         };
@@ -174,7 +182,7 @@ impl FfmpegProcess {
             return Err(format!("{name} took longer than {} s and was ended", limit.as_secs_f64()));
         }
         let messages = self.messages();
-        let cause = messages.damage.clone().or_else(|| cause_in(&messages.start));
+        let cause = messages.damage.clone().or_else(|| cause_in(&messages.beginning));
         Err(format!("{name}: {}", cause.unwrap_or_else(|| status.to_string())))
     }
 
@@ -209,8 +217,8 @@ impl Drop for FfmpegProcess {
 /// The messages that a program writes to standard error.
 #[derive(Debug, Default)]
 struct Messages {
-    /// The first bytes.
-    start: String,
+    /// The first bytes of the output.
+    beginning: String,
     /// The first message about damage, without its prefix.
     damage: Option<String>,
 }
@@ -221,8 +229,8 @@ impl Messages {
         let (mut stderr, mut line, mut messages) = (BufReader::new(stderr), Vec::new(), Self::default());
         while (&mut stderr).take(MAX_LINE_BYTES).read_until(b'\n', &mut line).is_ok_and(|n| n > 0) {
             let text = String::from_utf8_lossy(&line);
-            if messages.start.len() < MAX_STDERR_BYTES {
-                messages.start += &text;
+            if messages.beginning.len() < MAX_STDERR_BYTES {
+                messages.beginning += &text;
             }
             if messages.damage.is_none() {
                 messages.damage = damage_in(&text, is_transport_stream);
@@ -267,10 +275,10 @@ fn cause_in(stderr_text: &str) -> Option<String> {
 pub(super) fn has_fps_mode() -> bool {
     static KNOWN: OnceLock<bool> = OnceLock::new();
     *KNOWN.get_or_init(|| {
-        let stderr_text = Program::Ffmpeg.output(&["-version".into()]).unwrap_or_default();
-        let stderr_text = String::from_utf8_lossy(&stderr_text);
+        let output = Program::Ffmpeg.output(&["-version".into()]).unwrap_or_default();
+        let output = String::from_utf8_lossy(&output);
         // "ffmpeg version 5.1.9-0+deb12u1 ...", "ffmpeg version n6.0", and "N-109000-g..." between releases.
-        let version = stderr_text.split_whitespace().nth(2).unwrap_or_default().trim_start_matches('n');
+        let version = output.split_whitespace().nth(2).unwrap_or_default().trim_start_matches('n');
         let mut numbers = version.split(['.', '-']).map(str::parse::<u32>);
         match (numbers.next(), numbers.next()) {
             (Some(Ok(major)), minor) => (major, minor.and_then(Result::ok).unwrap_or(0)) >= (5, 1),
@@ -279,7 +287,7 @@ pub(super) fn has_fps_mode() -> bool {
     })
 }
 
-// A poisoned lock is used all the same, because a panic elsewhere does not change the child process.
+/// Locks a child. A poisoned lock is used all the same, because a panic elsewhere does not change the child process.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -316,7 +324,7 @@ mod tests {
         let lines = "x".repeat(5000) + "\nfile:a: corrupt decoded frame in stream 0\n";
         let messages = Messages::read(lines.as_bytes(), true);
         assert_eq!(messages.damage.as_deref(), Some("corrupt decoded frame in stream 0"));
-        assert!(messages.start.len() < 6000);
+        assert!(messages.beginning.len() < 6000);
         let changed = "[yuv4mpegpipe @ 0x1] Non-monotonous DTS in output stream 0:0; previous: 2, current: 0\n";
         assert!(damage_in(changed, true).unwrap().contains("size"));
     }

@@ -23,6 +23,7 @@ impl Bits {
         Self { bytes, position: 0 }
     }
 
+    /// Reads one bit.
     pub fn bit(&mut self) -> Option<bool> {
         let byte = *self.bytes.get(self.position / 8)?;
         let bit = byte >> (7 - self.position % 8) & 1;
@@ -35,7 +36,7 @@ impl Bits {
         (0..n).try_fold(0u32, |value, _| Some(value << 1 | u32::from(self.bit()?)))
     }
 
-    /// Reads an unsigned Exp-Golomb code.
+    /// Reads an unsigned Exp-Golomb code (`ue(v)` in the standard). Returns `None` for a number of more than 32 bits.
     pub fn ue(&mut self) -> Option<u32> {
         let mut zeros = 0;
         while !self.bit()? {
@@ -47,7 +48,7 @@ impl Bits {
         Some((1u32 << zeros) - 1 + self.bits(zeros)?)
     }
 
-    /// Reads a signed Exp-Golomb code.
+    /// Reads a signed Exp-Golomb code (`se(v)` in the standard).
     pub fn se(&mut self) -> Option<i32> {
         let code = i64::from(self.ue()?);
         Some(if code % 2 == 1 { (code + 1) / 2 } else { -code / 2 } as i32)

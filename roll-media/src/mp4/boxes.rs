@@ -3,6 +3,7 @@
 /// Maximum number of frames: 37 hours at 30 frames per second.
 pub(super) const MAX_FRAMES: u32 = 4_000_000;
 
+/// The problem of a box that ends too early.
 pub(super) const CUT_SHORT: &str = "cut short";
 
 /// A box: its type and contents.
@@ -10,6 +11,15 @@ pub(super) const CUT_SHORT: &str = "cut short";
 pub(super) struct Box<'a> {
     pub kind: [u8; 4],
     pub body: Cursor<'a>,
+}
+
+/// The header of a box.
+pub(super) struct BoxHeader {
+    pub kind: [u8; 4],
+    /// Bytes of the header.
+    pub header_length: u64,
+    /// Bytes of the whole box with its header, as the header says.
+    pub size: u64,
 }
 
 /// Reads big-endian numbers from a slice; returns `None` past the end.
@@ -38,15 +48,18 @@ impl<'a> Cursor<'a> {
         self.take(4)?.try_into().ok()
     }
 
-    /// Reads the header of a box. Returns the type of the box, the length of the header, and the length of the whole
-    /// box. A box that extends to the end has the length `available`.
-    pub fn box_header(&mut self, available: u64) -> Option<([u8; 4], u64, u64)> {
+    /// Reads the header of a box. A box that extends to the end has the size `available`.
+    pub fn box_header(&mut self, available: u64) -> Option<BoxHeader> {
+        const LENGTH: u64 = 8;
+        // The size follows the header as a number of 64 bits.
+        const LONG_LENGTH: u64 = 16;
         let (size, kind) = (self.u32()?, self.tag()?);
-        Some(match size {
-            0 => (kind, 8, available),
-            1 => (kind, 16, self.u64().unwrap_or(0)),
-            size => (kind, 8, size.into()),
-        })
+        let (header_length, size) = match size {
+            0 => (LENGTH, available),
+            1 => (LONG_LENGTH, self.u64().unwrap_or(0)),
+            size => (LENGTH, size.into()),
+        };
+        Some(BoxHeader { kind, header_length, size })
     }
 
     /// The boxes in the rest of the slice. Fails if a box is longer than the slice.
@@ -54,8 +67,8 @@ impl<'a> Cursor<'a> {
         let mut boxes = Vec::new();
         while self.0.len() >= 8 {
             let available = self.0.len() as u64;
-            let Some((kind, header, size)) = self.box_header(available) else { break };
-            let body = size.checked_sub(header).and_then(|n| self.take(usize::try_from(n).ok()?));
+            let Some(BoxHeader { kind, header_length, size }) = self.box_header(available) else { break };
+            let body = size.checked_sub(header_length).and_then(|n| self.take(usize::try_from(n).ok()?));
             let Some(body) = body else {
                 return Err(format!("the box `{}` says {size} bytes, {available} are there", name(kind)));
             };
@@ -89,7 +102,7 @@ pub(super) fn name(kind: [u8; 4]) -> String {
 pub(super) fn table<const WIDTH: usize>(mut body: Cursor<'_>) -> Result<Vec<[u32; WIDTH]>, String> {
     body.version().ok_or(CUT_SHORT)?;
     let count = body.u32().ok_or(CUT_SHORT)? as usize;
-    let room = body.0.len() / (4 * WIDTH);
+    let room = body.0.len() / (size_of::<u32>() * WIDTH);
     if count > room {
         return Err(format!("a table says {count} entries, its box has room for {room}"));
     }
@@ -101,6 +114,7 @@ pub(super) fn table<const WIDTH: usize>(mut body: Cursor<'_>) -> Result<Vec<[u32
     Ok((0..count).map(|_| std::array::from_fn(|_| number())).collect())
 }
 
+/// The problem of a file with more than [`MAX_FRAMES`] frames.
 pub(super) fn too_many(frames: usize) -> String {
     format!("{frames} frames are too many for one file (at most {MAX_FRAMES})")
 }

@@ -32,7 +32,9 @@ fn from_head(head: &[u8]) -> Option<Orientation> {
         let Some(property) = index.checked_sub(1).and_then(|i| all_properties.get(i)) else { continue };
         let mut body = property.body;
         orientation = match &property.kind {
+            // The lowest two bits are the number of quarter turns.
             b"irot" => orientation.turned_left(body.u8()? & 3),
+            // The lowest bit is the axis; 1 exchanges left and right.
             b"imir" => orientation.then_mirrored(body.u8()? & 1 == 1),
             _ => orientation,
         };
@@ -44,10 +46,10 @@ fn from_head(head: &[u8]) -> Option<Orientation> {
 fn outermost<'a>(head: &'a [u8], kind: &[u8; 4]) -> Option<Cursor<'a>> {
     let mut rest = head;
     loop {
-        let (found, header, size) = Cursor(rest).box_header(rest.len() as u64)?;
-        let size = usize::try_from(size).ok()?;
-        let body = rest.get(usize::try_from(header).ok()?..size)?;
-        if found == *kind {
+        let header = Cursor(rest).box_header(rest.len() as u64)?;
+        let size = usize::try_from(header.size).ok()?;
+        let body = rest.get(usize::try_from(header.header_length).ok()?..size)?;
+        if header.kind == *kind {
             return Some(Cursor(body));
         }
         rest = &rest[size..];

@@ -2,16 +2,16 @@
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
-use std::ops::ControlFlow;
+use std::ops::{ControlFlow, Range};
 
 use openh264::OpenH264API;
 use openh264::decoder::{DecodedYUV, Decoder, DecoderConfig, Flush};
 use openh264::formats::YUVSource;
 
-use super::boxes::{Cursor, name};
+use super::boxes::{BoxHeader, Cursor, name};
 use super::sps::Sps;
 use super::tables::{SampleDescription, SampleRange, Track};
-use crate::color::{Matrix, Yuv420, to_rgb};
+use crate::color::{DeclaredColor, Matrix, Yuv420, to_rgb};
 use crate::picture::{Picture, check_size, square_size};
 use crate::resize::square_pixels;
 
@@ -19,10 +19,15 @@ use crate::resize::square_pixels;
 const MAX_MOOV_BYTES: u64 = 128 << 20;
 /// Maximum number of outermost boxes: enough for a day of fragments, with one fragment per second and two boxes each.
 const MAX_BOXES: usize = 200_000;
+/// Maximum number of bytes of the header of a box.
+const MAX_BOX_HEADER: usize = 16;
 /// Maximum size of a `sidx` box, whose number of entries has 16 bits.
 const MAX_SIDX_BYTES: u64 = 64 + 12 * 65_536;
 /// Maximum size of a coded frame; H.264's largest is smaller.
 const MAX_SAMPLE_BYTES: u32 = 64 << 20;
+
+/// Frame rate of a file without one, as in ffmpeg. Only playback depends on it.
+const DEFAULT_FPS: f64 = 25.0;
 
 /// An MP4 file with an H.264 track.
 pub(crate) struct Mp4Reader {
@@ -57,8 +62,7 @@ impl Mp4Reader {
 
     /// Mean number of frames per second.
     pub fn fps(&self) -> f64 {
-        // 25 is ffmpeg's default for a file without a rate. Only playback depends on it.
-        self.track.timeline.fps().unwrap_or(25.0)
+        self.track.timeline.fps().unwrap_or(DEFAULT_FPS)
     }
 
     /// Height and width as shown.
@@ -93,8 +97,8 @@ impl Mp4Reader {
         // Flushing after every frame would return B-frames too early.
         let config = DecoderConfig::new().flush_after_decode(Flush::NoFlush);
         let mut decoder = Decoder::with_api_config(api, config).map_err(|_| "the H.264 decoder does not start")?;
-        // The colour of the stream and that of the container: the code of the matrix, and whether the range is full.
-        let (mut color, mut container_color) = ((self.sps.matrix, self.sps.full_range), None);
+        // The colours that the stream and the container declare.
+        let (mut color, mut container_color) = (self.sps.color, None);
         let (orientation, pixel_aspect) = (self.track.orientation, self.pixel_aspect());
         let mut times = self.track.timeline.frames.iter();
         let mut show = |frame: &DecodedYUV, color, container_color| -> Result<ControlFlow<()>, String> {
@@ -170,6 +174,12 @@ struct BadLayout {
     is_damage: bool,
 }
 
+impl BadLayout {
+    fn damage(text: impl Into<String>) -> Self {
+        Self { text: text.into(), is_damage: true }
+    }
+}
+
 impl From<String> for BadLayout {
     fn from(text: String) -> Self {
         Self { text, is_damage: false }
@@ -185,7 +195,6 @@ impl From<BadLayout> for String {
 impl Layout {
     /// Walks over all outermost boxes, without reading frames.
     fn read(file: &mut File, file_size: u64) -> Result<Self, BadLayout> {
-        let damaged = |text: String| BadLayout { text, is_damage: true };
         let (mut position, mut boxes) = (0, 0);
         let (mut moov, mut is_fragmented) = (None::<Vec<u8>>, false);
         while position + 8 <= file_size {
@@ -193,22 +202,23 @@ impl Layout {
             if boxes > MAX_BOXES {
                 return Err(format!("more than {MAX_BOXES} boxes").into());
             }
-            let mut header = [0; 16];
-            let n = (file_size - position).min(16) as usize;
-            read_at(file, position, &mut header[..n])?;
-            let Some((kind, start, size)) = Cursor(&header).box_header(file_size - position) else { break };
+            let mut start = [0; MAX_BOX_HEADER];
+            let bytes_left = file_size - position;
+            let length = bytes_left.min(MAX_BOX_HEADER as u64) as usize;
+            read_at(file, position, &mut start[..length])?;
+            let Some(header) = Cursor(&start).box_header(bytes_left) else { break };
+            let BoxHeader { kind, header_length, size } = header;
             is_fragmented |= &kind == b"moof";
-            let end = position.checked_add(size).filter(|&end| size >= start && end <= file_size);
+            let end = position.checked_add(size).filter(|&end| size >= header_length && end <= file_size);
             let Some(end) = end else {
                 let text = format!(
-                    "the box `{}` at byte {position} says {size} bytes, the file has {} left: it is cut short, damaged, \
-                     or no MP4",
-                    name(kind),
-                    file_size - position
+                    "the box `{}` at byte {position} says {size} bytes, the file has {bytes_left} left: it is cut \
+                     short, damaged, or no MP4",
+                    name(kind)
                 );
                 match &moov {
                     None => return Err(text.into()),
-                    Some(_) if is_fragmented => return Err(damaged(text)),
+                    Some(_) if is_fragmented => return Err(BadLayout::damage(text)),
                     // The index is whole, and the positions of all of its frames are checked. Later boxes are not
                     // needed.
                     Some(_) => break,
@@ -216,39 +226,45 @@ impl Layout {
             };
             match &kind {
                 b"moov" => {
-                    let length = size - start;
-                    if length > MAX_MOOV_BYTES {
-                        return Err(
-                            format!("the index (`moov`) of {length} bytes is larger than {MAX_MOOV_BYTES}").into()
-                        );
-                    }
-                    let mut body = vec![0; length as usize];
-                    read_at(file, position + start, &mut body)?;
+                    let body = read_moov(file, position + header_length..end)?;
                     if moov.as_ref().is_some_and(|first| *first != body) {
-                        return Err(damaged(
-                            "it has several indexes (`moov`): files that were joined as they are, of which players show \
-                             the first only; join them by ffmpeg's `concat`"
-                                .into(),
+                        return Err(BadLayout::damage(
+                            "it has several indexes (`moov`): files that were joined as they are, of which players \
+                             show the first only; join them by ffmpeg's `concat`",
                         ));
                     }
                     moov = Some(body);
                 }
-                b"sidx" => {
-                    let mut body = vec![0; (size - start).min(MAX_SIDX_BYTES) as usize];
-                    read_at(file, position + start, &mut body)?;
-                    if let Some(needed) = segments_end(Cursor(&body), end)
-                        && needed > file_size
-                    {
-                        let text = format!("its segments (`sidx`) end at byte {needed}, the file has {file_size}");
-                        return Err(damaged(format!("{text}: it is cut short")));
-                    }
-                }
+                b"sidx" => check_segments(file, position + header_length..end, file_size)?,
                 _ => {}
             }
             position = end;
         }
         let moov = moov.ok_or_else(|| "no index (box `moov`): it is cut short, or no MP4".to_string())?;
         Ok(Self { moov, is_fragmented })
+    }
+}
+
+/// Reads the body of `moov`, which lies at the bytes `body` of the file.
+fn read_moov(file: &mut File, body: Range<u64>) -> Result<Vec<u8>, String> {
+    let length = body.end - body.start;
+    if length > MAX_MOOV_BYTES {
+        return Err(format!("the index (`moov`) of {length} bytes is larger than {MAX_MOOV_BYTES}"));
+    }
+    let mut moov = vec![0; length as usize];
+    read_at(file, body.start, &mut moov)?;
+    Ok(moov)
+}
+
+/// Fails if the file ends before the segments that a `sidx` box lists. The body of the box lies at the bytes `body`.
+fn check_segments(file: &mut File, body: Range<u64>, file_size: u64) -> Result<(), BadLayout> {
+    let mut sidx = vec![0; (body.end - body.start).min(MAX_SIDX_BYTES) as usize];
+    read_at(file, body.start, &mut sidx)?;
+    match segments_end(Cursor(&sidx), body.end) {
+        Some(needed) if needed > file_size => Err(BadLayout::damage(format!(
+            "its segments (`sidx`) end at byte {needed}, the file has {file_size}: it is cut short"
+        ))),
+        _ => Ok(()),
     }
 }
 
@@ -285,6 +301,7 @@ fn read_at(file: &mut File, position: u64, out: &mut [u8]) -> Result<(), String>
     file.seek(SeekFrom::Start(position)).and_then(|_| file.read_exact(out)).map_err(|e| e.to_string())
 }
 
+/// The first sequence parameter set among the NAL units of the sample `first`.
 fn first_sps(file: &mut File, first: &SampleRange, description: &SampleDescription) -> Result<Sps, String> {
     let bytes = read_sample(file, first)?;
     for nal in nal_units(&bytes, description.length_size) {
@@ -323,14 +340,16 @@ fn nal_units(mut bytes: &[u8], length_size: usize) -> impl Iterator<Item = Resul
 
 /// Appends a NAL unit for the decoder and returns the current colour. A parameter set is parsed first, which updates
 /// the colour and checks a changed frame size before the decoder allocates memory for it.
-fn push_nal(annex_b: &mut Vec<u8>, nal: &[u8], color: (u8, bool)) -> Result<(u8, bool), String> {
+fn push_nal(annex_b: &mut Vec<u8>, nal: &[u8], color: DeclaredColor) -> Result<DeclaredColor, String> {
+    /// Separates NAL units in the byte stream of Annex B.
+    const START_CODE: [u8; 4] = [0, 0, 0, 1];
     if nal.is_empty() {
         return Ok(color);
     }
-    annex_b.extend([0, 0, 0, 1]);
+    annex_b.extend(START_CODE);
     annex_b.extend(nal);
     match nal_type(nal) {
-        SPS => Sps::parse(nal).map(|sps| (sps.matrix, sps.full_range)),
+        SPS => Sps::parse(nal).map(|sps| sps.color),
         _ => Ok(color),
     }
 }
@@ -338,17 +357,17 @@ fn push_nal(annex_b: &mut Vec<u8>, nal: &[u8], color: (u8, bool)) -> Result<(u8,
 /// The type of NAL units that are sequence parameter sets.
 const SPS: u8 = 7;
 
+/// The lowest five bits of the header byte; 0, which is no type, for an empty unit.
 fn nal_type(nal: &[u8]) -> u8 {
     nal.first().map_or(0, |b| b & 0x1f)
 }
 
 /// Converts a frame to RGB by the colour matrix of the stream or, if the stream does not specify one, of the container.
-fn picture(frame: &DecodedYUV, stream: (u8, bool), container: Option<(u8, bool)>) -> Result<Picture, String> {
-    let (stream_code, _) = stream;
-    let stream_is_unspecified = stream_code == 2;
-    let (code, full_range) = if stream_is_unspecified { container.unwrap_or(stream) } else { stream };
-    let matrix = Matrix::from_code(code, full_range).ok_or_else(|| {
-        format!("matrix_coefficients {code} is not supported (H.273; BT.601, BT.709 and BT.2020 are)")
+fn picture(frame: &DecodedYUV, stream: DeclaredColor, container: Option<DeclaredColor>) -> Result<Picture, String> {
+    let is_specified = stream.matrix_code != DeclaredColor::UNSPECIFIED_MATRIX;
+    let DeclaredColor { matrix_code, is_full_range } = if is_specified { stream } else { container.unwrap_or(stream) };
+    let matrix = Matrix::from_code(matrix_code, is_full_range).ok_or_else(|| {
+        format!("matrix_coefficients {matrix_code} is not supported (H.273; BT.601, BT.709 and BT.2020 are)")
     })?;
     let (width, height) = frame.dimensions();
     check_size(width, height)?;

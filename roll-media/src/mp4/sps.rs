@@ -1,19 +1,29 @@
 //! Parses size, sampling and colour of a sequence parameter set (ITU-T H.264, 7.3.2.1.1 and Annex E).
 
 use super::bits::Bits;
+use crate::color::DeclaredColor;
 use crate::picture::check_size;
+
+/// Side of a macroblock in pixels.
+const MACROBLOCK: usize = 16;
+/// Maximum number of macroblocks in a row or column. It only bounds the arithmetic: [`check_size`] has a lower limit.
+const MAX_MACROBLOCKS: usize = 4096;
 
 /// The fields of a sequence parameter set that this crate uses.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Sps {
     pub width: usize,
     pub height: usize,
-    /// `matrix_coefficients` of H.273; 2 if not specified.
-    pub matrix: u8,
-    pub full_range: bool,
+    /// The colour, whose matrix may be unspecified.
+    pub color: DeclaredColor,
     /// Pixel aspect ratio, width to height, if specified.
     pub pixel_aspect: Option<[u32; 2]>,
 }
+
+/// `chroma_format_idc` of chroma with half the width and height.
+const CHROMA_4_2_0: u32 = 1;
+/// `chroma_format_idc` of chroma with the full width and height.
+const CHROMA_4_4_4: u32 = 3;
 
 impl Sps {
     /// Parses a NAL unit of type 7. Fails on streams that the decoder cannot read or should not try to read.
@@ -31,11 +41,11 @@ impl Sps {
     /// decoder cannot read the stream.
     fn fields(profile: u8, bits: &mut Bits) -> Option<Result<Self, String>> {
         bits.ue()?; // seq_parameter_set_id
-        // Profiles without the field have 4:2:0, which is chroma format 1.
-        let mut chroma = 1;
+        // Profiles without the field have 4:2:0.
+        let mut chroma_format = CHROMA_4_2_0;
         if matches!(profile, 100 | 110 | 122 | 244 | 44 | 83 | 86 | 118 | 128 | 138 | 139 | 134 | 135) {
-            chroma = bits.ue()?;
-            if chroma == 3 {
+            chroma_format = bits.ue()?;
+            if chroma_format == CHROMA_4_4_4 {
                 bits.bit()?; // separate_colour_plane_flag
             }
             let (luma_depth, chroma_depth) = (bits.ue()?, bits.ue()?);
@@ -45,36 +55,35 @@ impl Sps {
             bits.bit()?; // qpprime_y_zero_transform_bypass_flag
             let has_scaling_lists = bits.bit()?;
             if has_scaling_lists {
-                let lists = if chroma == 3 { 12 } else { 8 };
+                let lists = if chroma_format == CHROMA_4_4_4 { 12 } else { 8 };
                 for list in 0..lists {
                     let is_present = bits.bit()?;
                     if is_present {
-                        // Lists of 4x4 blocks, and then lists of 8x8 blocks.
+                        // Six lists of 4x4 blocks, and then lists of 8x8 blocks.
                         skip_scaling_list(bits, if list < 6 { 16 } else { 64 })?;
                     }
                 }
             }
         }
-        if chroma != 1 {
-            let name = ["4:0:0", "4:2:0", "4:2:2", "4:4:4"].get(chroma as usize).unwrap_or(&"unknown");
+        if chroma_format != CHROMA_4_2_0 {
+            let name = ["4:0:0", "4:2:0", "4:2:2", "4:4:4"].get(chroma_format as usize).unwrap_or(&"unknown");
             return Some(Err(format!("chroma sampling {name}; only 4:2:0 can be read")));
         }
         bits.ue()?; // log2_max_frame_num_minus4
         skip_picture_order(bits)?;
         bits.ue()?; // max_num_ref_frames
         bits.bit()?; // gaps_in_frame_num_value_allowed_flag
-        let width_mbs = bits.ue()? as usize;
-        let height_units = bits.ue()? as usize;
-        if width_mbs > 4096 || height_units > 4096 {
-            let size = format!("{} x {}", (width_mbs + 1) * 16, (height_units + 1) * 16);
-            return Some(Err(format!("frames of {size} pixels are not accepted")));
+        let width_minus_1 = bits.ue()? as usize; // pic_width_in_mbs_minus1
+        let height_minus_1 = bits.ue()? as usize; // pic_height_in_map_units_minus1
+        let (mut width, mut height) = ((width_minus_1 + 1) * MACROBLOCK, (height_minus_1 + 1) * MACROBLOCK);
+        if width_minus_1 > MAX_MACROBLOCKS || height_minus_1 > MAX_MACROBLOCKS {
+            return Some(Err(format!("frames of {width} x {height} pixels are not accepted")));
         }
         let is_progressive = bits.bit()?; // frame_mbs_only_flag
         if !is_progressive {
             return Some(Err("interlaced H.264; only progressive H.264 can be read".into()));
         }
         bits.bit()?; // direct_8x8_inference_flag
-        let (mut width, mut height) = ((width_mbs + 1) * 16, (height_units + 1) * 16);
         let is_cropped = bits.bit()?;
         if is_cropped {
             // Offsets are in samples of chroma, two pixels each.
@@ -82,7 +91,8 @@ impl Sps {
             width = width.checked_sub(2 * (left + right))?;
             height = height.checked_sub(2 * (top + bottom))?;
         }
-        let mut sps = Self { width, height, matrix: 2, full_range: false, pixel_aspect: None };
+        let color = DeclaredColor { matrix_code: DeclaredColor::UNSPECIFIED_MATRIX, is_full_range: false };
+        let mut sps = Self { width, height, color, pixel_aspect: None };
         let has_vui = bits.bit()?;
         if has_vui {
             // A truncated VUI only loses the missing fields.
@@ -96,7 +106,7 @@ impl Sps {
         let has_pixel_aspect = bits.bit()?;
         if has_pixel_aspect {
             self.pixel_aspect = match bits.bits(8)? as usize {
-                // The ratio itself follows.
+                // `Extended_SAR`: the ratio itself follows.
                 255 => Some([bits.bits(16)?, bits.bits(16)?]),
                 code => PIXEL_ASPECTS.get(code).copied(),
             };
@@ -108,11 +118,11 @@ impl Sps {
         let has_signal_type = bits.bit()?;
         if has_signal_type {
             bits.bits(3)?; // video_format
-            self.full_range = bits.bit()?;
+            self.color.is_full_range = bits.bit()?;
             let has_colour = bits.bit()?;
             if has_colour {
                 bits.bits(16)?; // primaries and transfer
-                self.matrix = bits.bits(8)? as u8;
+                self.color.matrix_code = bits.bits(8)? as u8;
             }
         }
         Some(())
@@ -163,8 +173,10 @@ fn skip_picture_order(bits: &mut Bits) -> Option<()> {
     Some(())
 }
 
-/// Skips a scaling list of `size` numbers, in which a next number of 0 ends the coded ones.
+/// Skips a scaling list of `size` numbers (7.3.2.1.1.1). Each is coded as the difference from the last one, modulo 256;
+/// the number 0 ends the coded numbers.
 fn skip_scaling_list(bits: &mut Bits, size: u32) -> Option<()> {
+    // The standard's initial value of both.
     let (mut last, mut next) = (8i32, 8i32);
     for _ in 0..size {
         if next != 0 {

@@ -4,6 +4,7 @@ use std::collections::BTreeSet;
 
 use super::boxes::{Box, CUT_SHORT, Cursor, MAX_FRAMES, name, table, too_many};
 use super::timeline::Timeline;
+use crate::color::DeclaredColor;
 use crate::orientation::Orientation;
 
 /// Where a coded frame lies in the file.
@@ -34,11 +35,14 @@ pub(super) struct SampleDescription {
     pub length_size: usize,
     /// Sequence and picture parameter sets, in this order.
     pub parameter_sets: Vec<Vec<u8>>,
-    /// Colour in the container, if it specifies one: code of the matrix, and whether the range is full.
-    pub color: Option<(u8, bool)>,
+    /// Colour in the container, if it specifies one.
+    pub color: Option<DeclaredColor>,
     /// Pixel aspect ratio in the container, width to height, if it specifies one.
     pub pixel_aspect: Option<[u32; 2]>,
 }
+
+/// Ticks per second of the edit list in a file without a readable `mvhd`.
+const DEFAULT_MOVIE_TIMESCALE: u32 = 1000;
 
 impl Track {
     /// Finds the video track in the body of `moov`. Fails if a sample is not inside the file, which has `file_size`
@@ -48,6 +52,7 @@ impl Track {
         for track in &tracks {
             let media = track.body.need(b"mdia")?;
             let mut handler = media.need(b"hdlr")?;
+            // Version, flags and a reserved field precede the type of the handler.
             if handler.take(8).is_some() && handler.tag() == Some(*b"vide") {
                 return Self::read(moov, track.body, media, file_size);
             }
@@ -58,7 +63,7 @@ impl Track {
     fn read(moov: Cursor<'_>, track: Cursor<'_>, media: Cursor<'_>, file_size: u64) -> Result<Self, String> {
         let tables = media.need(b"minf")?.need(b"stbl")?;
         let mut entries = tables.need(b"stsd")?;
-        entries.take(8).ok_or(CUT_SHORT)?;
+        entries.take(8).ok_or(CUT_SHORT)?; // version, flags, number of entries
         let entries = entries.boxes()?;
         let first = entries.first().ok_or("the track does not say its codec")?;
         let mut samples = samples(tables, file_size)?;
@@ -82,7 +87,7 @@ impl Track {
             descriptions[used] = description(entry)?;
         }
         let edits = track.child(b"edts")?.map(|edits| edits.child(b"elst")).transpose()?.flatten();
-        let movie_timescale = moov.child(b"mvhd")?.and_then(timescale).unwrap_or(1000);
+        let movie_timescale = moov.child(b"mvhd")?.and_then(timescale).unwrap_or(DEFAULT_MOVIE_TIMESCALE);
         let timeline = Timeline::read(
             tables,
             timescale(media.need(b"mdhd")?).unwrap_or(0),
@@ -116,7 +121,8 @@ fn description(entry: &Box<'_>) -> Result<SampleDescription, String> {
     let find = |kind: &[u8; 4]| children.iter().find(|b| b.kind == *kind).map(|b| b.body);
 
     let mut config = find(b"avcC").ok_or("the box `avcC` is missing")?;
-    config.take(4).ok_or(CUT_SHORT)?;
+    config.take(4).ok_or(CUT_SHORT)?; // version, profile, compatibility, level
+    // The lowest two bits are one less than the size.
     let length_size = usize::from(config.u8().ok_or(CUT_SHORT)? & 3) + 1;
     let mut parameter_sets = Vec::new();
     // The number of sequence parameter sets has 5 bits, that of picture parameter sets 8.
@@ -129,10 +135,12 @@ fn description(entry: &Box<'_>) -> Result<SampleDescription, String> {
     }
     let color = find(b"colr").and_then(|mut colr| {
         let kind = colr.tag()?;
-        let codes = colr.take(6)?;
+        colr.take(4)?; // primaries and transfer
+        // A code is below 256: the lower byte.
+        let [_, matrix_code] = colr.u16()?.to_be_bytes();
         match &kind {
-            b"nclx" => Some((codes[5], colr.u8()? & 0x80 != 0)),
-            b"nclc" => Some((codes[5], false)),
+            b"nclx" => Some(DeclaredColor { matrix_code, is_full_range: colr.u8()? & 0x80 != 0 }),
+            b"nclc" => Some(DeclaredColor { matrix_code, is_full_range: false }),
             _ => None,
         }
     });
@@ -140,6 +148,7 @@ fn description(entry: &Box<'_>) -> Result<SampleDescription, String> {
     Ok(SampleDescription { length_size, parameter_sets, color, pixel_aspect })
 }
 
+/// The position of each sample, from the sizes of samples, the offsets of chunks, and the samples in each chunk.
 fn samples(tables: Cursor<'_>, file_size: u64) -> Result<Vec<SampleRange>, String> {
     let sizes = sizes(tables.need(b"stsz")?, file_size)?;
     let chunks: Vec<u64> = match tables.child(b"stco")? {
@@ -207,15 +216,15 @@ fn sizes(mut stsz: Cursor<'_>, file_size: u64) -> Result<Vec<u32>, String> {
 
 /// Ticks per second, from `mvhd` or `mdhd`.
 fn timescale(mut header: Cursor<'_>) -> Option<u32> {
-    let times = if header.version()? == 1 { 16 } else { 8 };
-    header.take(times)?;
+    let creation_and_modification = if header.version()? == 1 { 16 } else { 8 };
+    header.take(creation_and_modification)?;
     header.u32()
 }
 
 /// The orientation in the header of a track.
 fn orientation(mut tkhd: Cursor<'_>) -> Option<Orientation> {
-    let times = if tkhd.version()? == 1 { 32 } else { 20 };
-    tkhd.take(times + 8 + 8)?; // times and ids; reserved; layer, group, volume
+    let times_and_id = if tkhd.version()? == 1 { 32 } else { 20 };
+    tkhd.take(times_and_id + 8 + 8)?; // then reserved bytes; layer, group, volume
     let mut number = || tkhd.u32().map(|n| n as i32);
     let (a, b, _, c, d) = (number()?, number()?, number()?, number()?, number()?);
     Some(Orientation::from_matrix([a, b, c, d]))

@@ -24,6 +24,9 @@ pub(super) struct Timeline {
 /// Maximum number of edits, against malformed files.
 const MAX_EDITS: u32 = 1000;
 
+/// The shown parts of the track, in their order. Without any, the whole track is shown.
+struct EditList(Vec<Edit>);
+
 /// A shown part of the track, in ticks.
 #[derive(Clone, Copy)]
 struct Edit {
@@ -47,34 +50,26 @@ impl Timeline {
         // Stable sort: frames with equal times stay in decoding order.
         frames.sort_by_key(|frame| frame.from);
         let edits = match edits {
-            Some((list, movie_timescale)) => read_edits(list, timescale, movie_timescale)?,
-            None => Vec::new(),
+            Some((list, movie_timescale)) => EditList::read(list, timescale, movie_timescale)?,
+            None => EditList(Vec::new()),
         };
-        let is_shown = |frame: &PresentationInterval| {
-            edits.is_empty() || edits.iter().any(|edit| (edit.from..edit.to).contains(&frame.from))
-        };
-        // The tick of the presentation at which a tick of the track is shown. The gaps between edits are cut out.
-        let shown_at = |tick: i64| -> i64 {
-            let gaps = edits.windows(2).filter(|pair| pair[1].from <= tick).map(|pair| pair[1].from - pair[0].to);
-            tick - gaps.sum::<i64>()
-        };
-        let Some(first) = frames.iter().find(|frame| is_shown(frame)).map(|frame| shown_at(frame.from)) else {
+        let Some(first_shown) = frames.iter().find(|frame| edits.shows(frame)) else {
             return Err("its edit list shows no frame".into());
         };
-        // Begin and end of a frame, in ticks of the presentation.
-        let interval = |(i, frame): (usize, &PresentationInterval)| -> Option<[i64; 2]> {
-            let begin = is_shown(frame).then(|| shown_at(frame.from) - first)?;
+        let start = edits.shown_at(first_shown.from);
+        let seconds = |tick: i64| tick.saturating_sub(start) as f64 / f64::from(timescale.max(1));
+        // Begin and end of a frame that is shown.
+        let interval = |(i, frame): (usize, &PresentationInterval)| -> Option<[f64; 2]> {
+            let begin = edits.shows(frame).then(|| edits.shown_at(frame.from))?;
             // A frame is shown until the next one. The last frame is shown for its own duration.
-            let next = frames[i + 1..].iter().find(|next| is_shown(next));
-            let end = next.map_or(begin.saturating_add(frame.duration), |next| shown_at(next.from) - first);
-            Some([begin, end])
+            let next = frames[i + 1..].iter().find(|next| edits.shows(next));
+            let end = next.map_or(begin.saturating_add(frame.duration), |next| edits.shown_at(next.from));
+            Some([begin, end].map(seconds))
         };
-        let seconds = |tick: i64| tick as f64 / f64::from(timescale.max(1));
-        let intervals = frames.iter().enumerate().map(interval);
-        let in_seconds = intervals.map(|ticks| ticks.map(|ticks| ticks.map(seconds))).collect();
-        let has_leading_frames =
-            frames.iter().any(|frame| is_shown(frame) && first_decoded.is_some_and(|first| frame.from < first));
-        Ok(Self { frames: in_seconds, has_leading_frames })
+        let intervals = frames.iter().enumerate().map(interval).collect();
+        let is_leading = |frame: &PresentationInterval| first_decoded.is_some_and(|first| frame.from < first);
+        let has_leading_frames = frames.iter().any(|frame| edits.shows(frame) && is_leading(frame));
+        Ok(Self { frames: intervals, has_leading_frames })
     }
 
     /// Number of frames that are shown.
@@ -114,35 +109,49 @@ fn times(tables: Cursor<'_>, has_data: &[bool]) -> Result<Vec<PresentationInterv
     Ok(frames)
 }
 
-fn read_edits(mut list: Cursor<'_>, timescale: u32, movie_timescale: u32) -> Result<Vec<Edit>, String> {
-    let version = list.version().ok_or(CUT_SHORT)?;
-    let count = list.u32().ok_or(CUT_SHORT)?;
-    if count > MAX_EDITS {
-        return Err(format!("an edit list of {count} parts; at most {MAX_EDITS} are accepted"));
-    }
-    let mut edits: Vec<Edit> = Vec::new();
-    for _ in 0..count {
-        let (duration, from) = match version {
-            1 => (list.u64(), list.u64().map(|t| t as i64)),
-            _ => (list.u32().map(u64::from), list.u32().map(|t| i64::from(t as i32))),
-        };
-        let (duration, from) = (duration.ok_or(CUT_SHORT)?, from.ok_or(CUT_SHORT)?);
-        list.take(4).ok_or(CUT_SHORT)?; // the rate is ignored, even 0, which asks for a still picture
-        if from < 0 {
-            continue; // an empty edit: nothing is shown for a while
+impl EditList {
+    /// Reads the edit list of a track of `timescale` ticks per second. Its durations are in ticks of the movie.
+    fn read(mut list: Cursor<'_>, timescale: u32, movie_timescale: u32) -> Result<Self, String> {
+        let version = list.version().ok_or(CUT_SHORT)?;
+        let count = list.u32().ok_or(CUT_SHORT)?;
+        if count > MAX_EDITS {
+            return Err(format!("an edit list of {count} parts; at most {MAX_EDITS} are accepted"));
         }
-        let ticks = u128::from(duration) * u128::from(timescale);
-        let ticks = (ticks + u128::from(movie_timescale) / 2) / u128::from(movie_timescale.max(1));
-        let to = match ticks {
-            0 => i64::MAX, // to the end
-            ticks => from.saturating_add(i64::try_from(ticks).unwrap_or(i64::MAX)),
-        };
-        if edits.last().is_some_and(|last| from < last.to) {
-            return Err("its edit list plays parts again or in another order, which cannot be read".into());
+        let mut edits: Vec<Edit> = Vec::new();
+        for _ in 0..count {
+            let (duration, from) = match version {
+                1 => (list.u64(), list.u64().map(|t| t as i64)),
+                _ => (list.u32().map(u64::from), list.u32().map(|t| i64::from(t as i32))),
+            };
+            let (duration, from) = (duration.ok_or(CUT_SHORT)?, from.ok_or(CUT_SHORT)?);
+            list.take(4).ok_or(CUT_SHORT)?; // the rate is ignored, even 0, which asks for a still picture
+            if from < 0 {
+                continue; // an empty edit: nothing is shown for a while
+            }
+            let ticks = u128::from(duration) * u128::from(timescale);
+            let ticks = (ticks + u128::from(movie_timescale) / 2) / u128::from(movie_timescale.max(1));
+            let to = match ticks {
+                0 => i64::MAX, // to the end
+                ticks => from.saturating_add(i64::try_from(ticks).unwrap_or(i64::MAX)),
+            };
+            if edits.last().is_some_and(|last| from < last.to) {
+                return Err("its edit list plays parts again or in another order, which cannot be read".into());
+            }
+            edits.push(Edit { from, to });
         }
-        edits.push(Edit { from, to });
+        Ok(Self(edits))
     }
-    Ok(edits)
+
+    /// Whether a frame is shown.
+    fn shows(&self, frame: &PresentationInterval) -> bool {
+        self.0.is_empty() || self.0.iter().any(|edit| (edit.from..edit.to).contains(&frame.from))
+    }
+
+    /// The tick of the presentation at which a tick of the track is shown. The gaps between edits are cut out.
+    fn shown_at(&self, tick: i64) -> i64 {
+        let edits_before = self.0.windows(2).filter(|pair| pair[1].from <= tick);
+        tick - edits_before.map(|pair| pair[1].from - pair[0].to).sum::<i64>()
+    }
 }
 
 #[cfg(test)]

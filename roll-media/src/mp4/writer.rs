@@ -14,7 +14,9 @@ use crate::color::{Matrix, from_rgb};
 use crate::picture::Picture;
 
 /// Constant quantiser; 18 is visually lossless.
-const QP: u8 = 18;
+const QUANTISER: u8 = 18;
+/// Interval of frames that players can seek to.
+const FRAMES_PER_KEY_FRAME: u32 = 48;
 
 /// Writes every frame of `video` to `out` with a constant quantiser, tagged BT.601 limited range. Odd sides are padded
 /// by repeating the last column or row. Error messages do not contain the file name.
@@ -33,12 +35,12 @@ pub(crate) fn encode(video: &Video, out: impl Write) -> Result<(), String> {
     let config = EncoderConfig::new()
         .max_frame_rate(FrameRate::from_hz(fps as f32))
         .rate_control_mode(RateControlMode::Bufferbased)
-        .qp(QpRange::new(QP, QP))
+        .qp(QpRange::new(QUANTISER, QUANTISER))
         .skip_frames(false)
         .scene_change_detect(false)
         .adaptive_quantization(false)
         .background_detection(false)
-        .intra_frame_period(IntraFramePeriod::from_num_frames(48))
+        .intra_frame_period(IntraFramePeriod::from_num_frames(FRAMES_PER_KEY_FRAME))
         .vui(VuiConfig::bt601());
     let failed = |e: &dyn std::fmt::Display| format!("the H.264 encoder: {e}");
     let mut encoder = Encoder::with_api_config(OpenH264API::from_source(), config).map_err(|e| failed(&e))?;
@@ -49,15 +51,15 @@ pub(crate) fn encode(video: &Video, out: impl Write) -> Result<(), String> {
         .map_err(|e| e.to_string())?;
     for t in 0..frames {
         let picture = pad_to_even(Picture::from_frame(video, t));
-        let planes = from_rgb(&picture, Matrix::bt601(false));
+        let planes = from_rgb(&picture, Matrix::BT601_LIMITED);
         let source = YUVSlices::new((&planes.y, &planes.u, &planes.v), (w, h), (w, w / 2, w / 2));
         let coded = encoder.encode(&source).map_err(|e| failed(&e))?;
-        let key = coded.frame_type() == FrameType::IDR;
+        let is_key_frame = coded.frame_type() == FrameType::IDR;
         let bytes = coded.to_vec();
         if bytes.is_empty() {
             return Err(format!("the H.264 encoder left out frame {t}"));
         }
-        muxer.write_video(t as f64 / fps, &bytes, key).map_err(|e| e.to_string())?;
+        muxer.write_video(t as f64 / fps, &bytes, is_key_frame).map_err(|e| e.to_string())?;
     }
     muxer.finish().map_err(|e| e.to_string())
 }

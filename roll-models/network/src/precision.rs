@@ -2,7 +2,7 @@
 
 use burn_tensor::{DType, Device, Tensor};
 use roll_backends::EightBits;
-use roll_backends::device::{channels_innermost, has_bytes, is_gpu};
+use roll_backends::device::{has_bytes, is_gpu, prefers_channels_innermost};
 use roll_backends::ops::Fp8Products;
 use roll_backends::weights::{MatrixStorage, Storage};
 use roll_core::{Error, Result};
@@ -27,7 +27,7 @@ impl DeviceTraits {
     pub fn of(device: &Device) -> Self {
         let has_bf16 = device.supports_dtype(DType::BF16);
         // CubeCL's convolutions convert bf16 to f32 and back; libtorch's on GPUs do not.
-        let convolves_bf16 = has_bf16 && channels_innermost(device);
+        let convolves_bf16 = has_bf16 && prefers_channels_innermost(device);
         Self { is_gpu: is_gpu(device), has_bf16, has_bytes: has_bytes(device), convolves_bf16 }
     }
 

@@ -22,8 +22,8 @@ pub const IDLE_KEYS: &[IdleKeys] = &[
 
 /// What a recorded pass keeps for its pullback, by the options `use_gradient_checkpointing` and
 /// `use_gradient_checkpointing_offload`.
-pub fn kept_for_pullback(checkpointing: bool, offload: bool) -> Memory {
-    match (checkpointing, offload) {
+pub fn kept_for_pullback(use_gradient_checkpointing: bool, use_gradient_checkpointing_offload: bool) -> Memory {
+    match (use_gradient_checkpointing, use_gradient_checkpointing_offload) {
         (_, true) => Memory::Offload,
         (true, false) => Memory::Recompute,
         (false, false) => Memory::Hold,
@@ -64,6 +64,37 @@ impl Trainable {
             Self::Frozen | Self::Full => 1.0,
         }
     }
+
+    /// The rank of the adapter of the linear layer `layer`; `None` if the layer has no adapter.
+    fn rank_of(&self, layer: &str) -> Option<usize> {
+        match self {
+            Self::Lora { rank, targets, .. } => targets.iter().any(|target| is_target(layer, target)).then_some(*rank),
+            Self::Layers { ranks, .. } => ranks.get(layer).copied(),
+            Self::Frozen | Self::Full => None,
+        }
+    }
+
+    /// Fails if the rank is 0, or if an adapter is requested for a layer that is not in `layers` (pairs of name and
+    /// shape). The error quotes `examples`, which names existing layers.
+    fn check_layers(&self, layers: &[(String, Vec<usize>)], examples: &str) -> Result<()> {
+        match self {
+            Self::Lora { rank: 0, .. } => Err(Error::config("lora_rank", "must be at least 1")),
+            Self::Lora { targets, .. } => {
+                let has_no_layer = |target: &&String| !layers.iter().any(|(name, _)| is_target(name, target));
+                let Some(target) = targets.iter().find(has_no_layer) else { return Ok(()) };
+                let problem = format!("no linear layer is called `{target}`; {examples}");
+                Err(Error::config("lora_target_modules", problem))
+            }
+            Self::Layers { ranks, .. } => {
+                let is_missing = |layer: &&String| !layers.iter().any(|(name, _)| name == *layer);
+                let Some(layer) = ranks.keys().find(is_missing) else { return Ok(()) };
+                let problem =
+                    format!("the adapter has the layer `{layer}`, but the model has no layer of that name; {examples}");
+                Err(Error::config("lora_checkpoint", problem))
+            }
+            Self::Frozen | Self::Full => Ok(()),
+        }
+    }
 }
 
 /// Whether a layer's name is `target` or ends in `.target`.
@@ -94,8 +125,8 @@ fn check_rank(rank: usize, shape: &[usize]) -> Result<()> {
 }
 
 /// Returns names and shapes, then the initial values, of the adapters that `trainable` requests on the linear layers
-/// among `weights` (pairs of name and shape). A [rank, in] is uniform in +-1/sqrt(in), as in PEFT; B [out, rank] is
-/// zero.
+/// among `weights` (pairs of name and shape). Matrix A `[rank, in]` is uniform in +-1/sqrt(in), as in PEFT. Matrix B
+/// `[out, rank]` is zero.
 ///
 /// Fails if a target matches no layer; the error quotes `examples`, which names existing layers.
 pub fn lora_parameters(
@@ -109,31 +140,10 @@ pub fn lora_parameters(
         .filter_map(|(name, shape)| Some((name.strip_suffix(".weight")?.to_string(), shape)))
         .filter(|(_, shape)| shape.len() == 2)
         .collect();
-    // The rank of the adapter of a layer; `None` for a layer without adapter.
-    let rank_of: Box<dyn Fn(&str) -> Option<usize> + '_> = match trainable {
-        Trainable::Lora { rank, targets, .. } => {
-            if *rank == 0 {
-                return Err(Error::config("lora_rank", "must be at least 1"));
-            }
-            if let Some(target) = targets.iter().find(|t| !layers.iter().any(|(name, _)| is_target(name, t))) {
-                let problem = format!("no linear layer is called `{target}`; {examples}");
-                return Err(Error::config("lora_target_modules", problem));
-            }
-            Box::new(|name: &str| targets.iter().any(|target| is_target(name, target)).then_some(*rank))
-        }
-        Trainable::Layers { ranks, .. } => {
-            if let Some(layer) = ranks.keys().find(|layer| !layers.iter().any(|(name, _)| &name == layer)) {
-                let problem =
-                    format!("the adapter has the layer `{layer}`, but the model has no layer of that name; {examples}");
-                return Err(Error::config("lora_checkpoint", problem));
-            }
-            Box::new(|name: &str| ranks.get(name).copied())
-        }
-        Trainable::Frozen | Trainable::Full => Box::new(|_: &str| None),
-    };
+    trainable.check_layers(&layers, examples)?;
     let (mut specs, mut values) = (Vec::new(), Vec::new());
     for (name, shape) in &layers {
-        let Some(rank) = rank_of(name) else { continue };
+        let Some(rank) = trainable.rank_of(name) else { continue };
         // The ranks of an adapter file need no check, because its tensors have them.
         if let Trainable::Lora { .. } = trainable {
             check_rank(rank, shape)?;

@@ -14,6 +14,9 @@ pub(super) const EXPERT_FILE: &str = "diffusion_pytorch_model";
 /// Prefix of tensor names that ComfyUI and diffusers expect in LoRA files of Wan.
 const PREFIX: &str = "diffusion_model.";
 
+/// Greatest relative difference of two scales that are the same: `alpha` is f32 in a file.
+const SCALE_TOLERANCE: f64 = 1e-6;
+
 /// Number of trained experts.
 fn trained_count(experts: &[Expert]) -> usize {
     experts.iter().filter(|e| e.dit.parameters().is_some()).count()
@@ -66,7 +69,7 @@ fn metadata(expert: &Expert, is_one_of_two: bool) -> BTreeMap<String, String> {
 
 /// Loads files that [`export`] returned. If a file does not fit, nothing is loaded.
 pub(super) fn import(experts: &[Expert], files: &BTreeMap<String, StateDict>) -> Result<()> {
-    // All files are read and checked before any parameter is written: pairs of parameters and new values.
+    // Pairs of parameters and their new values. All files are read and checked before any parameter is written.
     let mut loaded = Vec::new();
     for expert in experts {
         let Some(parameters) = expert.dit.parameters() else { continue };
@@ -122,19 +125,19 @@ fn from_file(name: &str, file: &StateDict, expert: lora::Expert, scale: f64) -> 
         )));
     }
     let mut parameters = StateDict::new();
-    for (name, layer) in lora.layers {
+    for (layer_name, layer) in lora.layers {
         let found = layer.scale();
-        if (found - scale).abs() > 1e-6 * scale.abs() {
+        if (found - scale).abs() > SCALE_TOLERANCE * scale.abs() {
             return Err(Error::Unsupported(format!(
-                "the layer `{name}` of the LoRA file has alpha / rank = {found}, this configuration has {scale}: set \
-                 `lora_alpha` to match"
+                "the layer `{layer_name}` of the LoRA file has alpha / rank = {found}, this configuration has {scale}: \
+                 set `lora_alpha` to match"
             )));
         }
         if let Some(bias) = layer.bias {
-            parameters.insert(format!("{name}.lora_B.bias"), bias);
+            parameters.insert(format!("{layer_name}.lora_B.bias"), bias);
         }
-        parameters.insert(format!("{name}.lora_A.weight"), layer.down);
-        parameters.insert(format!("{name}.lora_B.weight"), layer.up);
+        parameters.insert(format!("{layer_name}.lora_A.weight"), layer.down);
+        parameters.insert(format!("{layer_name}.lora_B.weight"), layer.up);
     }
     Ok(parameters)
 }

@@ -11,7 +11,10 @@ use super::initial_adapters::expert_in_file;
 use super::options::WanOptions;
 use super::paths::ComponentFiles;
 
-/// Merges the LoRAs into the transformers of `files`. Returns the names of the LoRAs by expert.
+/// A LoRA, its strength, and the file that it was read from.
+type LoraOfFile = (Lora, f64, PathBuf);
+
+/// Merges the LoRAs of `base_lora` into the transformers of `files`. Returns the names of the LoRAs by expert.
 pub(super) fn merge(
     options: &WanOptions,
     context: &BuildContext,
@@ -22,9 +25,9 @@ pub(super) fn merge(
     opened.and_then(|adapters| merge_all(adapters, files)).while_doing(|| "`model.base_lora`".into())
 }
 
-/// Like [`merge`], with the adapters that were opened.
+/// Merges the opened `adapters` into the transformers of `files`. Returns the names of the LoRAs by expert.
 fn merge_all(adapters: Vec<OpenedAdapter>, files: &mut ComponentFiles) -> Result<BTreeMap<&'static str, String>> {
-    let mut by_expert: BTreeMap<&'static str, Vec<(Lora, f64, PathBuf)>> = BTreeMap::new();
+    let mut by_expert: BTreeMap<&'static str, Vec<LoraOfFile>> = BTreeMap::new();
     for adapter in adapters {
         let expert = expert_in_file(&adapter, files.dit2.is_some())?;
         let AdapterWeights::Lora(lora) = adapter.weights else {
@@ -40,6 +43,7 @@ fn merge_all(adapters: Vec<OpenedAdapter>, files: &mut ComponentFiles) -> Result
     }
     for (expert, file) in [("dit", Some(&mut files.dit)), ("dit2", files.dit2.as_mut())] {
         let (Some(file), Some(loras)) = (file, by_expert.get_mut(expert)) else { continue };
+        // Some LoRA files write the names of layers without dots.
         loras.iter_mut().for_each(|(lora, ..)| lora.resolve(file.keys()));
         *file = merged_on_read(file.clone(), loras)?;
     }
@@ -47,8 +51,8 @@ fn merge_all(adapters: Vec<OpenedAdapter>, files: &mut ComponentFiles) -> Result
 }
 
 /// The file names with their strengths, for messages and headers: `a.safetensors, b.safetensors=0.5`.
-fn names(loras: &[(Lora, f64, PathBuf)]) -> String {
-    let name = |(_, strength, path): &(Lora, f64, PathBuf)| {
+fn names(loras: &[LoraOfFile]) -> String {
+    let name = |(_, strength, path): &LoraOfFile| {
         let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
         if *strength == 1.0 { name } else { format!("{name}={strength}") }
     };

@@ -17,12 +17,13 @@ roll_core::inventory::submit! {
     FileCheck { kind: Kind::Model, name: "wan2_2", check }
 }
 
+/// Opens the headers of the model's files and returns a line of text for each network.
 fn check(options: &Options, context: &BuildContext) -> Result<FilesFound> {
     let options: WanOptions = parse_options(Kind::Model.section(), options)?;
-    let downloads = Hub::from_env().remote.is_some();
+    let can_download = Hub::from_env().remote.is_some();
     let mut files = match ComponentFiles::open(&options, context, &Hub::of(context)) {
         // A run would download the files.
-        Err(error) if options.model_id_with_origin_paths.is_some() && downloads => {
+        Err(error) if options.model_id_with_origin_paths.is_some() && can_download => {
             return Ok(FilesFound { missing: Some(error.chain()), ..FilesFound::default() });
         }
         files => files?,

@@ -16,7 +16,11 @@ use super::shapes::WeightShapes;
 
 /// Epsilon of every norm.
 const EPS: f64 = 1e-5;
-// Mean and standard deviation of pictures per colour channel, with which CLIP was trained.
+/// Prefix of the weights that [`Clip::embed`] reads: `visual.patch_embedding`, `visual.pos_embedding` and
+/// `visual.pre_norm`.
+const EMBEDDING_PREFIX: &str = "visual.p";
+
+// Mean and standard deviation per colour channel, in [0, 1], of the pictures that CLIP was trained on.
 const MEAN: [f32; 3] = [0.481_454_66, 0.457_827_5, 0.408_210_73];
 const STD: [f32; 3] = [0.268_629_54, 0.261_302_58, 0.275_777_11];
 
@@ -54,6 +58,7 @@ impl ClipConfig {
         let heads = match heads {
             Some(heads) => heads,
             None if dim.is_multiple_of(OFFICIAL_HEAD_DIM) => dim / OFFICIAL_HEAD_DIM,
+            // Refused below.
             None => 0,
         };
         if heads == 0 || !dim.is_multiple_of(heads) {
@@ -131,10 +136,11 @@ impl Clip {
         let side = self.config.grid * self.config.patch;
         let mut pixels = bicubic(picture, [side, side])?;
         for (channel, values) in pixels.chunks_exact_mut(side * side).enumerate() {
+            // From [-1, 1] to [0, 1], then to mean 0 and deviation 1.
             values.iter_mut().for_each(|v| *v = (*v * 0.5 + 0.5 - MEAN[channel]) / STD[channel]);
         }
         let tape = Tape::off();
-        let mut x = self.scoped("visual.p", &tape, |scope| self.embed(scope, &pixels))?;
+        let mut x = self.scoped(EMBEDDING_PREFIX, &tape, |scope| self.embed(scope, &pixels))?;
         for i in 0..self.config.layers.saturating_sub(1) {
             x = self.scoped(&format!("visual.transformer.{i}."), &tape, |scope| self.block(scope, i, x))?;
         }
@@ -162,6 +168,7 @@ impl Clip {
         let device = self.store.device();
         let rows = to_device::<2>(&Tensor::new(rows, [grid * grid, 3 * patch * patch])?, device)?;
         let kernel = scope.weight::<4>("visual.patch_embedding.weight")?.reshape([dim, 3 * patch * patch]);
+        // The class token is outside [`EMBEDDING_PREFIX`].
         let class_segment = self.store.segment("visual.cls_embedding")?;
         let class = roll_backends::weights::get(&class_segment, "visual.cls_embedding")?.f32::<3>()?.reshape([1, dim]);
         let tokens = Burn::cat(vec![class, ops::linear(rows, kernel, None)], 0);
@@ -182,6 +189,7 @@ impl Clip {
     }
 }
 
+/// Layer norm with the gain and shift of the layer `name`.
 fn norm(scope: &Scope<'_>, x: Burn<2>, name: &str) -> Result<Burn<2>> {
     let gain = scope.weight::<1>(&format!("{name}.weight"))?.unsqueeze();
     let shift = scope.weight::<1>(&format!("{name}.bias"))?.unsqueeze();

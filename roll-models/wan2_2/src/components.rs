@@ -76,7 +76,7 @@ pub fn recognise(checkpoint: Checkpoint) -> Result<(Component, Checkpoint), Weig
     if checkpoint.keys().any(is_lora_key) {
         return Ok((Component::Lora, checkpoint));
     }
-    let checkpoint = without_scales(unwrap(checkpoint)?)?;
+    let checkpoint = without_scales(without_wrappers(checkpoint)?)?;
     let signature = SIGNATURES.iter().find(|(_, _, keys)| keys.iter().all(|key| checkpoint.contains(key)));
     let Some(&(component, naming, _)) = signature else {
         let found: Vec<String> = checkpoint.keys().take(3).map(|k| format!("`{k}`")).collect();
@@ -102,12 +102,12 @@ pub fn dit_config(checkpoint: &Checkpoint, heads: Option<usize>) -> roll_core::R
 /// The number of attention heads of a transformer: `num_heads` (official) or `num_attention_heads` (diffusers) in the
 /// `config.json` next to the file, or `num_heads` in its metadata. The weights themselves do not contain it.
 pub fn heads(checkpoint: &Checkpoint) -> Option<usize> {
-    number(checkpoint, &["num_heads", "num_attention_heads"])
+    configured_number(checkpoint, &["num_heads", "num_attention_heads"])
 }
 
 /// The number under one of `keys` in the `config.json` next to the file, or under the first of `keys` in the file's
 /// metadata.
-fn number(checkpoint: &Checkpoint, keys: &[&str]) -> Option<usize> {
+fn configured_number(checkpoint: &Checkpoint, keys: &[&str]) -> Option<usize> {
     let config = checkpoint.config_json();
     let in_config = |key: &&str| usize::try_from(config.as_ref()?.get(*key)?.as_u64()?).ok();
     keys.iter().find_map(in_config).or_else(|| checkpoint.metadata().get(keys[0])?.parse().ok())
@@ -128,11 +128,11 @@ pub fn eight_bits(checkpoint: &Checkpoint) -> Option<EightBits> {
 
 /// The number of rows of the text embedding: `text_len` in the `config.json` next to the file or in its metadata.
 pub fn text_len(checkpoint: &Checkpoint) -> Option<usize> {
-    number(checkpoint, &["text_len"]).filter(|n| *n > 0)
+    configured_number(checkpoint, &["text_len"]).filter(|n| *n > 0)
 }
 
-/// Removes the prefixes of [`WRAPPERS`].
-fn unwrap(mut checkpoint: Checkpoint) -> Result<Checkpoint, WeightsError> {
+/// Removes the prefixes of [`WRAPPERS`] from all keys.
+fn without_wrappers(mut checkpoint: Checkpoint) -> Result<Checkpoint, WeightsError> {
     while let Some(wrapper) = WRAPPERS.iter().find(|w| checkpoint.keys().any(|key| key.starts_with(*w))) {
         // Keys without the prefix are dropped: next to a wrapped dictionary there are only optimizer states, counters
         // and the like.

@@ -40,17 +40,17 @@ pub fn image_channels(
     let mask_channels = vae.config().temporal_stride();
     let plane = lh * lw;
     // The mask, `[mask_channels, latent_frames, lh, lw]`. The first latent frame is known in all channels.
-    let mut values = vec![0f32; mask_channels * latent_frames * plane];
+    let mut mask = vec![0f32; mask_channels * latent_frames * plane];
     for channel in 0..mask_channels {
         let first_frame = channel * latent_frames * plane;
-        values[first_frame..first_frame + plane].fill(1.0);
+        mask[first_frame..first_frame + plane].fill(1.0);
     }
     // The end image is the last video frame of the last latent frame: the last plane of the last channel.
     if end_image.is_some() {
-        let last_plane = values.len() - plane;
-        values[last_plane..].fill(1.0);
+        let last_plane = mask.len() - plane;
+        mask[last_plane..].fill(1.0);
     }
-    values.extend_from_slice(latents.f32s()?);
+    let values = [mask.as_slice(), latents.f32s()?].concat();
     Tensor::new(values, [mask_channels + channels, latent_frames, lh, lw])
 }
 

@@ -17,7 +17,7 @@ use roll_network::weights::{
 };
 
 use super::components::{Component, recognise};
-use super::dit::{Dit, DitConfig, EXACT, Trainable};
+use super::dit::{Dit, DitConfig, F32_PREFIXES, Trainable};
 use super::init_tiny::{WanKind, init_tiny};
 use super::loading::open;
 use super::model::Wan;
@@ -233,7 +233,7 @@ fn codes_in_host_memory_have_the_bits_of_codes_on_the_device() {
         [700.0, 300.0].into_iter().flat_map(step).collect()
     };
     for (dtype, products) in [(WeightsDType::Int8, DType::F32), (WeightsDType::Fp8, DType::BF16)] {
-        let storage = dtype.storage(DType::F32, &EXACT, DeviceTraits::of(&device)).unwrap();
+        let storage = dtype.storage(DType::F32, &F32_PREFIXES, DeviceTraits::of(&device)).unwrap();
         let host = from_host(&file, storage, &device).unwrap();
         let codes = 2 * 512 * 2304 * 3;
         assert!(host.bytes()[1] > codes, "{:?}", host.bytes());
@@ -294,7 +294,7 @@ fn published_scaled_fp8_files_stay_in_fp8() {
         let (component, file) = recognise(Checkpoint::open(path).unwrap()).unwrap();
         assert_eq!(component, Component::Dit);
         assert!(!file.keys().any(is_auxiliary));
-        let storage = WeightsDType::Auto.storage(DType::F32, &EXACT, DeviceTraits::of(&device)).unwrap();
+        let storage = WeightsDType::Auto.storage(DType::F32, &F32_PREFIXES, DeviceTraits::of(&device)).unwrap();
         let block =
             roll_backends::WeightStore::segment(&resident(&file, storage, &device).unwrap(), "blocks.0.").unwrap();
         let q = &block["blocks.0.self_attn.q.weight"];

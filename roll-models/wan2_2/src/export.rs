@@ -47,7 +47,7 @@ pub fn export_expert(trained: &Path, base: &Path, out: &Path, dtype: DType) -> R
 
 /// Fails if the sizes of the weights, `config`, differ from the sizes in a `config.json`, `described`.
 fn check_sizes(described: &serde_json::Value, config: &DitConfig) -> std::result::Result<(), String> {
-    // Official name and diffusers' name of each size.
+    // Official name and diffusers' name of each size. diffusers does not store the width.
     let sizes = [
         (["dim", ""], config.dim),
         (["ffn_dim", "ffn_dim"], config.ffn_dim),
@@ -70,6 +70,7 @@ fn check_sizes(described: &serde_json::Value, config: &DitConfig) -> std::result
 fn old_shards(directory: &Path) -> Result<Vec<PathBuf>> {
     let escaped = glob::Pattern::escape(&directory.to_string_lossy());
     let mut shards = Vec::new();
+    // `expand_glob` fails if no file matches.
     for pattern in ["-*-of-*.safetensors", ".safetensors.index.json"] {
         shards.extend(expand_glob(&format!("{escaped}/{EXPERT_FILE}{pattern}")).unwrap_or_default());
     }

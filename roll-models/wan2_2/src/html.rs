@@ -10,6 +10,9 @@ const C1: &str = "\u{20ac}\u{81}\u{201a}\u{192}\u{201e}\u{2026}\u{2020}\u{2021}\
     \u{8d}\u{17d}\u{8f}\u{90}\u{2018}\u{2019}\u{201c}\u{201d}\u{2022}\u{2013}\u{2014}\u{2dc}\u{2122}\u{161}\u{203a}\
     \u{153}\u{9d}\u{17e}\u{178}";
 
+/// Characters that end a name.
+const NAME_ENDS: &str = "\t\n\u{c} <&#";
+
 /// Maximum length of a name in characters, without its semicolon.
 const MAX_NAME: usize = 32;
 
@@ -51,6 +54,7 @@ fn numeric(text: &str, out: &mut String) -> Option<usize> {
     out.extend(match code {
         0 => Some(char::REPLACEMENT_CHARACTER),
         0x80..=0x9f => C1.chars().nth(code as usize - 0x80),
+        // Control characters and noncharacters, which are invalid in HTML.
         1..=8 | 0xb | 0xe..=0x1f | 0x7f | 0xfdd0..=0xfdef => None,
         code if code <= 0x10_ffff && code & 0xfffe == 0xfffe => None,
         code => Some(char::from_u32(code).unwrap_or(char::REPLACEMENT_CHARACTER)),
@@ -60,8 +64,9 @@ fn numeric(text: &str, out: &mut String) -> Option<usize> {
 
 /// Appends the characters of the longest name at the beginning of `text`. Returns the length of the name.
 fn named(text: &str, out: &mut String) -> Option<usize> {
+    // One more character for the semicolon.
     let beginning = text.char_indices().take(MAX_NAME + 1);
-    let ends = beginning.take_while(|(_, c)| !"\t\n\u{c} <&#".contains(*c)).map(|(at, c)| at + c.len_utf8());
+    let ends = beginning.take_while(|(_, c)| !NAME_ENDS.contains(*c)).map(|(at, c)| at + c.len_utf8());
     let found = ends.filter_map(|end| NAMED.get(&text[..end]).map(|characters| (end, characters))).last();
     found.map(|(end, characters)| {
         out.push_str(characters);

@@ -15,6 +15,9 @@ use super::kind::WanKind;
 /// Width of the tokens of the published CLIP image encoder.
 const CLIP_DIM: usize = 1280;
 
+/// Standard deviation of the initial weights of the text and time embeddings.
+const EMBEDDING_DEVIATION: f32 = 0.02;
+
 /// Sizes of a transformer. Channels follow from its kind; patches are `[1, 2, 2]`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default, deny_unknown_fields)]
@@ -52,6 +55,7 @@ impl Sizes {
             ("layers", layers),
             ("text_dim", text_dim),
             ("text_len", text_len),
+            // Half of the timestep embedding are cosines, the other half sines.
             ("freq_dim", freq_dim / 2),
         ] {
             if value == 0 {
@@ -121,9 +125,9 @@ pub(super) fn write_paths(directory: &Path, entries: &[String]) -> Result<PathBu
 }
 
 /// Draws initial weights by the official model's rules. Linear layers are Xavier-uniform with zero bias; the linear
-/// layers of the text and time embeddings are normal with deviation 0.02; modulations are normal with deviation 1 /
-/// sqrt(dim); norms are one. The last layer is zero, so the first velocity is zero. `network` selects the random
-/// numbers and differs between experts.
+/// layers of the text and time embeddings are normal with deviation [`EMBEDDING_DEVIATION`]; modulations are normal
+/// with deviation 1 / sqrt(dim); norms are one. The last layer is zero, so the first velocity is zero. `network`
+/// selects the random numbers and differs between experts.
 pub fn initial_weights(config: &DitConfig, noise: &Noise, network: u64) -> Result<StateDict> {
     let initial_weight = |(i, (key, shape)): (usize, (String, Vec<usize>))| {
         let n: usize = shape.iter().product();
@@ -142,9 +146,9 @@ pub fn initial_weights(config: &DitConfig, noise: &Noise, network: u64) -> Resul
             "patch_embedding.bias" => uniform(1.0 / (config.patch_in() as f32).sqrt()),
             k if k.ends_with("modulation") => normal(1.0 / (config.dim as f32).sqrt())?,
             k if k.ends_with("bias") => vec![0.0; n],
-            // Norms.
-            k if shape.len() == 1 => vec![if k.ends_with("weight") { 1.0 } else { 0.0 }; n],
-            k if k.starts_with("text_embedding") || k.starts_with("time_embedding") => normal(0.02)?,
+            // The gain of a norm.
+            _ if shape.len() == 1 => vec![1.0; n],
+            k if k.starts_with("text_embedding") || k.starts_with("time_embedding") => normal(EMBEDDING_DEVIATION)?,
             // Xavier-uniform.
             _ => uniform((6.0 / (fan_in + shape[0]) as f32).sqrt()),
         };

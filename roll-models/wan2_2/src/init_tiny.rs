@@ -49,6 +49,13 @@ pub fn init_tiny(directory: impl AsRef<Path>, kind: WanKind, seed: u64) -> Resul
 const T5: &str = "models_t5_umt5-xxl-enc-bf16.safetensors";
 const CLIP: &str = "models_clip_open-clip-xlm-roberta-large-vit-huge-14-onlyvisual.safetensors";
 
+/// Standard deviation of biases and, around 1, of the gains of norms.
+const SMALL_DEVIATION: f32 = 0.02;
+/// Standard deviation of the CLIP encoder's class token and positions. Patch embeddings have a deviation of about 1.
+const CLIP_POSITION_DEVIATION: f32 = 0.3;
+/// Factor of the weights of the VAE's last layer, with which few pixels are clamped.
+const LAST_LAYER_FACTOR: f32 = 0.6;
+
 /// The sizes of the transformer: as small as the network allows, with the channels of the real model.
 pub fn dit_config(kind: WanKind) -> DitConfig {
     let (in_channels, out_channels) = kind.channels();
@@ -93,11 +100,11 @@ pub fn vae_config(kind: WanKind) -> VaeConfig {
     }
 }
 
-/// A VAE with random weights. The last layer's weights are scaled by 0.6, so that few pixels are clamped.
+/// A VAE with random weights. The last layer's weights are scaled by [`LAST_LAYER_FACTOR`].
 fn vae_state(kind: WanKind, seed: u64) -> Result<StateDict> {
     let mut state = vae_config(kind).random_state(seed)?;
     if let Some(last) = state.get_mut("decoder.head.2.weight") {
-        let smaller = last.f32s()?.iter().map(|v| 0.6 * v).collect();
+        let smaller = last.f32s()?.iter().map(|v| LAST_LAYER_FACTOR * v).collect();
         *last = Tensor::new::<f32>(smaller, last.shape().to_vec())?;
     }
     Ok(state)
@@ -130,8 +137,8 @@ fn dit_state(noise: &Noise, config: &DitConfig, expert: u64) -> Result<StateDict
     let deviation_of_modulation = 1.0 / (config.dim as f32).sqrt();
     drawn_state(noise, expert, &config.weights(), |key, shape| match key {
         _ if key.ends_with("modulation") => (0.0, deviation_of_modulation),
-        _ if key.contains("norm") && key.ends_with("weight") => (1.0, 0.02),
-        _ if key.ends_with("bias") => (0.0, 0.02),
+        _ if key.contains("norm") && key.ends_with("weight") => (1.0, SMALL_DEVIATION),
+        _ if key.ends_with("bias") => (0.0, SMALL_DEVIATION),
         _ => (0.0, preserving_deviation(shape)),
     })
 }
@@ -139,9 +146,9 @@ fn dit_state(noise: &Noise, config: &DitConfig, expert: u64) -> Result<StateDict
 /// The weights of the CLIP image encoder.
 fn clip_state(noise: &Noise, config: &ClipConfig) -> Result<StateDict> {
     drawn_state(noise, CLIP_NETWORK, &config.weights(), |key, shape| match key {
-        _ if key.contains("norm") && key.ends_with("weight") => (1.0, 0.02),
-        _ if key.ends_with("bias") => (0.0, 0.02),
-        _ if key.ends_with("embedding") => (0.0, 0.3),
+        _ if key.contains("norm") && key.ends_with("weight") => (1.0, SMALL_DEVIATION),
+        _ if key.ends_with("bias") => (0.0, SMALL_DEVIATION),
+        _ if key.ends_with("embedding") => (0.0, CLIP_POSITION_DEVIATION),
         _ => (0.0, preserving_deviation(shape)),
     })
 }
@@ -151,7 +158,7 @@ fn clip_state(noise: &Noise, config: &ClipConfig) -> Result<StateDict> {
 fn umt5_state(noise: &Noise, config: &Umt5Config) -> Result<StateDict> {
     let head_dim = (config.attention_dim / config.heads) as f32;
     let state = drawn_state(noise, T5_NETWORK, &config.weights(), |key, shape| match key {
-        _ if key.contains("norm") => (1.0, 0.02),
+        _ if key.contains("norm") => (1.0, SMALL_DEVIATION),
         _ if key.contains("embedding") => (0.0, 1.0),
         _ if key.ends_with("attn.q.weight") => (0.0, preserving_deviation(shape) / head_dim.sqrt()),
         _ => (0.0, preserving_deviation(shape)),

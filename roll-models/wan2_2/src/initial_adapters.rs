@@ -13,6 +13,9 @@ use super::dit::DitConfig;
 use super::options::WanOptions;
 use super::paths::ComponentFiles;
 
+/// Length of a base network's fingerprint in adapter files, in hexadecimal digits.
+const FINGERPRINT_DIGITS: usize = 16;
+
 /// Initial adapters by the name of the expert.
 pub(super) type AdaptersByExpert = BTreeMap<&'static str, Vec<OpenedAdapter>>;
 
@@ -78,8 +81,8 @@ fn assign(opened: Vec<OpenedAdapter>, options: &WanOptions, has_dit2: bool) -> R
     Ok(adapters)
 }
 
-/// The expert that a file is for: the checkpoint's only expert, or the expert that the file names. `None` if the file
-/// names none of two. Fails if the checkpoint does not have the named expert.
+/// The expert that a file is for: the checkpoint's only expert, or the expert that the file names. `None` if the
+/// checkpoint has two experts and the file names neither. Fails if the checkpoint does not have the named expert.
 pub(super) fn expert_in_file(adapter: &OpenedAdapter, has_dit2: bool) -> Result<Option<&'static str>> {
     match (adapter.expert, has_dit2) {
         // A file name is only a guess, so it does not make a file fail.
@@ -93,7 +96,8 @@ pub(super) fn expert_in_file(adapter: &OpenedAdapter, has_dit2: bool) -> Result<
     }
 }
 
-/// The expert of a file that names none: the only trained expert, which is `dit2` without a configuration.
+/// The expert of a file that names none: the only expert of `trained`, or `dit2` if the configuration names no experts.
+/// Fails if several experts are trained.
 fn default_expert(adapter: &OpenedAdapter, trained: Option<&[String]>) -> Result<&'static str> {
     let expert = match trained.unwrap_or(&["dit2".to_string()]) {
         [one] if one == "dit" => "dit",
@@ -126,7 +130,7 @@ impl BaseNetwork {
         let last_parts: Vec<_> = file.path().components().rev().take(2).collect();
         let short_path: Vec<_> = last_parts.iter().rev().map(|part| part.as_os_str().to_string_lossy()).collect();
         let mut fingerprint = Fingerprint::new("base of an adapter").tensor("head.head.weight", &last_layer).finish();
-        fingerprint.truncate(16);
+        fingerprint.truncate(FINGERPRINT_DIGITS);
         Ok(Self { name: format!("{} ({})", config.kind(), short_path.join("/")), fingerprint, loras })
     }
 
@@ -141,16 +145,16 @@ impl BaseNetwork {
     }
 
     /// Warns if the adapter was trained on another network.
-    pub(super) fn compare(&self, adapter: &OpenedAdapter) {
-        let (trained_with, present) = (adapter.header.get(about::BASE_LORA), self.loras.as_ref());
-        if adapter.header.contains_key(about::BASE_FINGERPRINT) && trained_with != present {
-            let name = |loras: Option<&String>| loras.map_or("none", String::as_str).to_string();
+    pub(super) fn warn_if_other(&self, adapter: &OpenedAdapter) {
+        let (trained_with, configured) = (adapter.header.get(about::BASE_LORA), self.loras.as_ref());
+        if adapter.header.contains_key(about::BASE_FINGERPRINT) && trained_with != configured {
+            let name_or_none = |loras: Option<&String>| loras.map_or("none", String::as_str).to_string();
             tracing::warn!(
                 "{} was trained with the base LoRA {}; `model.base_lora` has {}: set the key to match, unless the weights \
                  have that LoRA merged in",
                 adapter.path.display(),
-                name(trained_with),
-                name(present)
+                name_or_none(trained_with),
+                name_or_none(configured)
             );
         }
         let Some(found) = adapter.header.get(about::BASE_FINGERPRINT) else { return };

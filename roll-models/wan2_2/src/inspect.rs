@@ -14,6 +14,9 @@ use crate::paths::networks;
 /// [`FileDescription::format`] of a GGUF file.
 pub const GGUF: &str = "GGUF";
 
+/// Number of keys that are shown of an unknown network.
+const SHOWN_KEYS: usize = 5;
+
 /// Contents of a weight file or of a set of shards.
 #[derive(Clone, Debug, Default, serde::Serialize)]
 pub struct FileDescription {
@@ -82,7 +85,7 @@ fn describe(checkpoint: Checkpoint) -> Result<FileDescription> {
     };
     if checkpoint.keys().any(lora::is_lora_key) {
         match LoraFile::open(&path) {
-            Ok(file) => description.lora(&file),
+            Ok(file) => description.add_lora(&file),
             // An adapter that cannot be used is described with the reason.
             Err(e) => {
                 description.what = "adapter that cannot be used here".into();
@@ -96,11 +99,11 @@ fn describe(checkpoint: Checkpoint) -> Result<FileDescription> {
     match recognise(checkpoint) {
         Ok((component, with_official_names)) => {
             description.what = component.to_string();
-            description.network(component, &with_official_names, &with_file_names);
+            description.add_network(component, &with_official_names, &with_file_names);
         }
         Err(WeightsError::Unrecognised { .. }) => {
             description.what = "no network of Wan".into();
-            description.detail("keys", with_file_names.keys().take(5).collect::<Vec<_>>().join(", "));
+            description.add_detail("keys", with_file_names.keys().take(SHOWN_KEYS).collect::<Vec<_>>().join(", "));
         }
         Err(e) => return Err(e.into()),
     }
@@ -127,80 +130,81 @@ fn describe_gguf(file: &GgufFile) -> FileDescription {
     let architecture = file.text("general.architecture").unwrap_or_default();
     for (name, key) in [("kind", "general.architecture"), ("model", "general.name")] {
         if let Some(text) = file.text(key) {
-            description.detail(name, text);
+            description.add_detail(name, text);
         }
     }
     for (name, key) in [("blocks", "block_count"), ("width", "embedding_length"), ("context", "context_length")] {
         if let Some(number) = file.integer(&format!("{architecture}.{key}")) {
-            description.detail(name, number.to_string());
+            description.add_detail(name, number.to_string());
         }
     }
     description
 }
 
 impl FileDescription {
-    fn detail(&mut self, name: &str, value: impl Into<String>) {
+    fn add_detail(&mut self, name: &str, value: impl Into<String>) {
         self.details.push((name.into(), value.into()));
     }
 
     /// Adds the facts about a LoRA file.
-    fn lora(&mut self, file: &LoraFile) {
+    fn add_lora(&mut self, file: &LoraFile) {
         self.what = "LoRA".into();
         let names = match file.names {
             lora::Names::Official => "official",
             lora::Names::Diffusers => "diffusers",
         };
-        self.detail("convention", format!("{}, layers by their {names} names", file.convention));
+        self.add_detail("convention", format!("{}, layers by their {names} names", file.convention));
         for adapter in &file.adapters {
-            if let Some(expert) = adapter.is_for() {
-                self.detail("expert", expert.to_string());
+            if let Some(expert) = adapter.target_expert() {
+                self.add_detail("expert", expert.to_string());
             }
             let listed = |values: Vec<String>| if values.is_empty() { "none".into() } else { values.join(", ") };
-            self.detail("layers", adapter.layers.len().to_string());
-            self.detail("rank", listed(adapter.ranks().iter().map(usize::to_string).collect()));
+            self.add_detail("layers", adapter.layers.len().to_string());
+            self.add_detail("rank", listed(adapter.ranks().iter().map(usize::to_string).collect()));
             let mut scales: Vec<f64> = adapter.layers.values().map(lora::Layer::scale).collect();
             scales.sort_by(f64::total_cmp);
             scales.dedup();
-            self.detail("alpha / rank", listed(scales.iter().map(f64::to_string).collect()));
+            self.add_detail("alpha / rank", listed(scales.iter().map(f64::to_string).collect()));
             let mut targets: BTreeMap<String, usize> = BTreeMap::new();
             adapter.layers.keys().for_each(|name| *targets.entry(family(name)).or_default() += 1);
-            self.detail("targets", listed(targets.iter().map(|(name, n)| format!("{name} ({n})")).collect()));
+            self.add_detail("targets", listed(targets.iter().map(|(name, n)| format!("{name} ({n})")).collect()));
             if !adapter.differences.is_empty() {
-                self.detail("whole differences", adapter.differences.len().to_string());
+                self.add_detail("whole differences", adapter.differences.len().to_string());
             }
             let unknown = adapter.unknown_layers();
             if !unknown.is_empty() {
-                self.detail("layers that Wan does not have", unknown.join(", "));
+                self.add_detail("layers that Wan does not have", unknown.join(", "));
             }
         }
     }
 
     /// Adds the facts about a network, whose checkpoint is given under official names and under those of the file.
-    fn network(&mut self, component: Component, official: &Checkpoint, file: &Checkpoint) {
+    fn add_network(&mut self, component: Component, official: &Checkpoint, file: &Checkpoint) {
         let has_official_names = official.keys().eq(file.keys().filter(|key| !is_auxiliary(key)));
-        self.detail("names", if has_official_names { "official" } else { "another library's, or wrapped" });
+        self.add_detail("names", if has_official_names { "official" } else { "another library's, or wrapped" });
         // Number of weights in eight bits, by their type.
         let mut eight_bits: BTreeMap<&str, usize> = BTreeMap::new();
         let scaled = official.keys().filter(|key| official.is_scaled(key)).filter_map(|key| official.info(key));
         scaled.for_each(|info| *eight_bits.entry(&info.stored).or_default() += 1);
         if !eight_bits.is_empty() {
             let counts: Vec<String> = eight_bits.iter().map(|(name, n)| format!("{n} weights of {name}")).collect();
-            self.detail("eight bits", format!("{}, with their scales", counts.join(", ")));
+            self.add_detail("eight bits", format!("{}, with their scales", counts.join(", ")));
         }
         if component != Component::Dit {
             return;
         }
+        // `roll inspect` has no configuration, which could name the number of heads.
         let configured_heads = None;
         match dit_config(official, configured_heads) {
             Ok(c) => {
-                self.detail("kind", c.kind());
-                self.detail(
+                self.add_detail("kind", c.kind());
+                self.add_detail(
                     "blocks",
                     format!("{} of width {}, {} heads, feed-forward {}", c.layers, c.dim, c.heads, c.ffn_dim),
                 );
-                self.detail("channels", format!("{} in, {} out", c.in_channels, c.out_channels));
+                self.add_detail("channels", format!("{} in, {} out", c.in_channels, c.out_channels));
             }
-            Err(e) => self.detail("not usable here", e.to_string()),
+            Err(e) => self.add_detail("not usable here", e.to_string()),
         }
     }
 }

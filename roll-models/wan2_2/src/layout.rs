@@ -1,5 +1,5 @@
-//! Where the parts of a model lie on a machine, and what its recorded passes keep there. It is decided once, by options,
-//! networks and machine: the loader executes a [`Layout`], and `roll plan` counts its bytes.
+//! Decides from options, networks and machine where the parts of a model lie, and what its recorded passes keep on the
+//! device. The loader executes the decision, a [`Layout`], and `roll plan` counts its bytes.
 
 use burn_tensor::{DType, Device};
 use roll_backends::EightBits;
@@ -8,11 +8,13 @@ use roll_core::plan::PlanInput;
 use roll_core::{BuildContext, Error, Result, WeightPlacement};
 use roll_network::precision::DeviceTraits;
 
-use super::dit::{DitConfig, EXACT};
+use super::dit::{DitConfig, F32_PREFIXES};
 use super::networks::{Networks, WeightBytes};
 use super::options::{Checkpoints, IdleExpert, KeepAttention, Placement, TileSize, WanOptions};
 use super::vae::{DEFAULT_CHECKPOINTS, MemoryBudget, RESTORED_STATES, Tiling, decoder_bytes};
 
+/// Bytes of an f32 number.
+pub(super) const F32_SIZE: usize = size_of::<f32>();
 /// f32 values per token that the recomputation and the pullback of one block hold: 10 per channel of the residual
 /// stream plus 4 per channel of the feed-forward layer. Measured: 208 MiB at 4096 tokens, width 512, feed-forward 2048
 /// (example `dit_memory` of commit ac7d28a).
@@ -25,7 +27,7 @@ const TRAINED_STEPS: usize = 4;
 /// Bytes per trained element: parameter, gradient, sum of gradients, and two moments of the optimizer.
 const TRAINED_BYTES: usize = 20;
 
-/// What a layout depends on besides options and networks.
+/// The device of a run and how the run uses the device, as far as a layout depends on them.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Machine {
     /// Traits of the device.
@@ -77,8 +79,8 @@ pub struct Layout {
     pub eight_bits: Option<EightBits>,
     /// Dtype of matrix products and of block inputs.
     pub products: DType,
-    /// Dtype between two layers of the VAE's decoder.
-    pub decoder: DType,
+    /// Dtype of values between two layers of the VAE's decoder.
+    pub decoder_dtype: DType,
     /// Whether block inputs are stored in host memory.
     pub offload_inputs: bool,
     /// The networks.
@@ -100,7 +102,7 @@ pub(super) enum Tiles {
     Of(Tiling),
 }
 
-/// What a video of one size keeps on the device.
+/// The tiles of a video of one size, and what the model keeps on the device for its pullback.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VideoLayout {
     /// Tiles of the VAE; `None` processes whole frames.
@@ -142,18 +144,8 @@ impl Layout {
             Placement::Auto => Placement::Resident,
             given => given,
         };
-        let storage = options.weights_dtype.storage(networks.stored, &EXACT, device)?;
-        let eight_bits = match (storage.matrices, placement) {
-            (MatrixStorage::Eight(_), Placement::Sharded) => {
-                let problem = "weights in eight bits are not sharded: expected auto, f32 or bf16 with `sharded`, or \
-                               another `model.weight_store`: `host` keeps them in host memory";
-                return Err(Error::config("model.weights_dtype", problem));
-            }
-            (MatrixStorage::Eight(kind), _) => Some(kind),
-            // Sharding decodes matrices in eight bits.
-            (MatrixStorage::AsInFile, Placement::Sharded) | (MatrixStorage::Dense, _) => None,
-            (MatrixStorage::AsInFile, _) => networks.eight_bits,
-        };
+        let storage = options.weights_dtype.storage(networks.stored_dtype, &F32_PREFIXES, device)?;
+        let eight_bits = eight_bits_on_device(storage.matrices, placement, &networks)?;
         options.products.check_weights(eight_bits)?;
         let tiles = match (options.vae_tile_size, options.tiling()?) {
             (TileSize::Auto, _) => None,
@@ -166,17 +158,17 @@ impl Layout {
             storage,
             eight_bits,
             products: options.compute_dtype.of(storage.dtype, device)?,
-            decoder: options.vae_dtype.of(device)?,
+            decoder_dtype: options.vae_dtype.of(device)?,
             offload_inputs: options.use_gradient_checkpointing_offload,
             networks,
             machine,
             tiles,
             checkpoints: options.vae_checkpoints,
-            keep_attention: options.recomputed_attention(),
+            keep_attention: options.effective_keep_attention(),
         };
         if placement == Placement::Resident && layout.networks.experts > 1 {
             let bytes = layout.networks.experts * layout.expert_bytes();
-            let is_converted = layout.networks.stored != storage.dtype
+            let is_converted = layout.networks.stored_dtype != storage.dtype
                 || options.base_lora.is_some()
                 || matches!(storage.matrices, MatrixStorage::Eight(_));
             layout.idle = options.idle_expert.chosen(bytes, device.is_gpu, machine.memory, is_converted);
@@ -205,7 +197,7 @@ impl Layout {
     /// Bytes of weights that are on the device all the time: those of resident experts, and those of the VAE in f32.
     fn resident_bytes(&self) -> usize {
         let experts = if self.placement == Placement::Resident { self.experts_on_device() } else { 0 };
-        experts * self.expert_bytes() + 4 * self.networks.vae_elements()
+        experts * self.expert_bytes() + F32_SIZE * self.networks.vae_elements()
     }
 
     /// Whether states of the decoder (its feature caches) are offloaded to host memory. The CPU has no other memory to
@@ -218,17 +210,17 @@ impl Layout {
     fn vae_budget(&self, memory: u64) -> MemoryBudget {
         let dit = &self.networks.dit;
         let patch: usize = dit.patch.iter().product();
-        // A block input per token, segment of a pass and trained step, and if it is chosen a result of attention per
-        // block; a token covers `patch` latents.
+        // Per token and trained step: a block input for each segment of a pass and, if the options select them, a
+        // result of attention for each block. A token covers `patch` latents.
         let inputs = if self.offload_inputs { 0 } else { dit.segments() };
-        let attention = if self.keep_attention.without_memory() { dit.layers } else { 0 };
+        let attention = if self.keep_attention.is_always() { dit.layers } else { 0 };
         let recorded = self.products.size() * dit.dim * (inputs + attention) * TRAINED_STEPS;
         MemoryBudget {
             // A sixteenth is reserved for trained parameters with their gradients and optimizer state, for blocks that a
             // sharded run gathers, and for fragmentation.
             bytes: (memory as usize / 16 * 15).saturating_sub(self.resident_bytes() + RESERVE),
             recorded_per_latent: recorded.div_ceil(patch),
-            element_size: self.decoder.size(),
+            element_size: self.decoder_dtype.size(),
             offload: self.offloads_states(),
         }
     }
@@ -249,8 +241,8 @@ impl Layout {
             tiling = budget.tiling(vae, latents);
         }
         let (keep_attention, passes_on_device) = match self.machine.memory {
-            Some(memory) => self.kept(memory, trained, tiling, latents),
-            None => (self.keep_attention.without_memory(), 0),
+            Some(memory) => self.kept_by_passes(self.free_for_passes(memory, trained, tiling, latents), latents),
+            None => (self.keep_attention.is_always(), 0),
         };
         let [chunks, ..] = latents;
         let checkpoints = match (self.checkpoints, self.machine.memory) {
@@ -265,21 +257,26 @@ impl Layout {
         VideoLayout { tiling, keep_attention, passes_on_device, checkpoints }
     }
 
-    /// Whether recorded passes keep results of attention, and how many keep their block inputs on the device although
-    /// others are offloaded. Results of attention are kept if those of all passes fit, because recomputing them takes
-    /// longer than copying block inputs, which overlaps computation.
-    fn kept(&self, memory: u64, trained: usize, tiling: Option<Tiling>, latents: [usize; 3]) -> (bool, usize) {
-        let (dit, passes, element) = (&self.networks.dit, self.machine.recorded_passes, self.products.size());
-        let tokens = self.own_tokens(latents);
+    /// Bytes of the device's `memory` that are left for the block inputs and results of attention of recorded passes.
+    fn free_for_passes(&self, memory: u64, trained: usize, tiling: Option<Tiling>, latents: [usize; 3]) -> usize {
         let checkpoints = if self.offloads_states() { RESTORED_STATES } else { DEFAULT_CHECKPOINTS };
-        let decoder = decoder_bytes(&self.networks.vae, tiling, latents, self.decoder.size(), checkpoints);
-        let pullback = block_pullback_bytes(dit, tokens).max(decoder);
+        let decoder = decoder_bytes(&self.networks.vae, tiling, latents, self.decoder_dtype.size(), checkpoints);
+        let pullback = block_pullback_bytes(&self.networks.dit, self.own_tokens(latents)).max(decoder);
         let used = [RESERVE, self.resident_bytes(), trained.saturating_mul(TRAINED_BYTES), pullback];
         // One part in 32 is left for memory that nothing here counts, and for fragmentation.
-        let free = (memory as usize / 32 * 31).saturating_sub(used.into_iter().fold(0, usize::saturating_add));
+        (memory as usize / 32 * 31).saturating_sub(used.into_iter().fold(0, usize::saturating_add))
+    }
+
+    /// Whether recorded passes keep results of attention in `free` bytes, and the number of passes that keep their
+    /// block inputs on the device although the inputs of other passes are offloaded. Results of attention are kept if
+    /// those of all passes fit, because recomputing them takes longer than copying block inputs, which overlaps
+    /// computation.
+    fn kept_by_passes(&self, free: usize, latents: [usize; 3]) -> (bool, usize) {
+        let (dit, passes, element) = (&self.networks.dit, self.machine.recorded_passes, self.products.size());
+        let tokens = self.own_tokens(latents);
         let inputs = block_input_bytes(dit, tokens, element);
         // In f32: the input in use and the one in flight.
-        let in_flight = 2 * 4 * tokens * dit.dim;
+        let in_flight = 2 * F32_SIZE * tokens * dit.dim;
         let attention = attention_bytes(dit, tokens, element);
         let offloads = self.offloads_states();
         let least_inputs = |passes: usize| if offloads { in_flight } else { passes.saturating_mul(inputs) };
@@ -291,10 +288,10 @@ impl Layout {
         if !offloads {
             return (keep_attention, 0);
         }
-        let held = if keep_attention { passes.unwrap_or(1).saturating_mul(attention) } else { 0 };
-        let room = free.saturating_sub(held);
-        let all_passes = passes.filter(|passes| passes.saturating_mul(inputs) <= room);
-        (keep_attention, all_passes.unwrap_or(room.saturating_sub(in_flight) / inputs.max(1)))
+        let kept_attention = if keep_attention { passes.unwrap_or(1).saturating_mul(attention) } else { 0 };
+        let free_for_inputs = free.saturating_sub(kept_attention);
+        let all_passes = passes.filter(|passes| passes.saturating_mul(inputs) <= free_for_inputs);
+        (keep_attention, all_passes.unwrap_or(free_for_inputs.saturating_sub(in_flight) / inputs.max(1)))
     }
 
     /// The part of `budget` that kept results of attention leave to the decoder. If the option decides on them instead
@@ -310,16 +307,36 @@ impl Layout {
         MemoryBudget { recorded_per_latent: budget.recorded_per_latent + attention.div_ceil(patch), ..budget }
     }
 
+    /// Number of tokens of a video that a rank computes.
     fn own_tokens(&self, latents: [usize; 3]) -> usize {
         let sizes = latents.iter().zip(self.networks.dit.patch).map(|(size, patch)| size.div_ceil(patch));
         sizes.product::<usize>().div_ceil(self.machine.token_ranks.max(1))
     }
 }
 
+/// The format of the blocks' matrices on the device, if it has eight bits. Fails if such matrices would be sharded.
+fn eight_bits_on_device(
+    matrices: MatrixStorage,
+    placement: Placement,
+    networks: &Networks,
+) -> Result<Option<EightBits>> {
+    match (matrices, placement) {
+        (MatrixStorage::Eight(_), Placement::Sharded) => {
+            let problem = "weights in eight bits are not sharded: expected auto, f32 or bf16 with `sharded`, or \
+                           another `model.weight_store`: `host` keeps them in host memory";
+            Err(Error::config("model.weights_dtype", problem))
+        }
+        (MatrixStorage::Eight(format), _) => Ok(Some(format)),
+        // Sharding decodes matrices in eight bits.
+        (MatrixStorage::AsInFile, Placement::Sharded) | (MatrixStorage::Dense, _) => Ok(None),
+        (MatrixStorage::AsInFile, _) => Ok(networks.eight_bits),
+    }
+}
+
 /// Bytes that the recomputation and the pullback of one transformer block hold.
 pub(super) fn block_pullback_bytes(dit: &DitConfig, tokens: usize) -> usize {
     let [residual, feed_forward] = BLOCK_WORDS;
-    4 * tokens * (residual * dit.dim + feed_forward * dit.ffn_dim)
+    F32_SIZE * tokens * (residual * dit.dim + feed_forward * dit.ffn_dim)
 }
 
 /// Bytes of the block inputs of a pass: one for each checkpointing segment.
@@ -329,5 +346,5 @@ pub(super) fn block_input_bytes(dit: &DitConfig, tokens: usize, element: usize) 
 
 /// Bytes of the results of self-attention of a pass, with a number in f32 for each token and head.
 pub(super) fn attention_bytes(dit: &DitConfig, tokens: usize, element: usize) -> usize {
-    dit.layers * tokens * (element * dit.dim + 4 * dit.heads)
+    dit.layers * tokens * (element * dit.dim + F32_SIZE * dit.heads)
 }

@@ -48,29 +48,23 @@ pub fn open(options: &WanOptions, context: &BuildContext) -> Result<Wan> {
     warn_of_idle_expert(&layout, options, context);
     let fp8 = options.products.of(layout.eight_bits, &device)?;
     log_precision(&layout, fp8.as_ref());
-    let experts = Experts { layout: &layout, fp8, device: &device, turns: Arc::default() };
+    let experts = Experts { layout: &layout, fp8, device: &device, device_slot: Arc::default() };
     let (mut dits, mut bases) = (Vec::new(), Vec::new());
     for (name, file) in files.experts() {
         let mut dit = open_dit(name, file, options, context, &experts)?;
         let base = BaseNetwork::of(file, dit.config(), base_loras.remove(name)).while_doing(|| reading(file))?;
         let adapters_of_expert = adapters.remove(name).unwrap_or_default();
-        adapters_of_expert.iter().for_each(|adapter| base.compare(adapter));
-        train(&mut dit, name, file, options, &trained, adapters_of_expert, context)?;
+        adapters_of_expert.iter().for_each(|adapter| base.warn_if_other(adapter));
+        set_trained_part(&mut dit, name, file, options, &trained, adapters_of_expert, context)?;
         dits.push(dit);
         bases.push(base);
     }
     let vae = Vae::load(&files.vae.all()?, &device)
         .while_doing(|| reading(&files.vae))?
-        .with_decoder_dtype(layout.decoder)?;
+        .with_decoder_dtype(layout.decoder_dtype)?;
     let text =
         files.text_encoder.as_ref().map(|file| open_text(file, &files, options, context, &device)).transpose()?;
-    let clip = match &files.clip {
-        Some(file) => {
-            let configured_heads = None;
-            Some(Clip::streamed(file, configured_heads, &device).while_doing(|| reading(file))?)
-        }
-        None => None,
-    };
+    let clip = files.clip.as_ref().map(|file| open_clip(file, &device)).transpose()?;
     if options.shift.is_some() {
         tracing::warn!(
             "`model.shift` is the old name of `algo.shift` (and `roll generate --shift`), which wins where both are given"
@@ -79,16 +73,16 @@ pub fn open(options: &WanOptions, context: &BuildContext) -> Result<Wan> {
     let settings = Settings {
         shift: options.shift,
         boundary: options.boundary,
-        end_image: options.wants("end_image"),
+        uses_end_image: options.wants("end_image"),
         chunking: Chunking { offload: layout.offloads_states(), ..Chunking::default() },
     };
-    let sources = encoding_sources(&files, text.as_ref(), context, settings.end_image, layout.tile_choice())?;
+    let sources = encoding_sources(&files, text.as_ref(), context, settings.uses_end_image, layout.tile_choice())?;
     let mut dits = dits.into_iter();
     let Some(dit) = dits.next() else { return Err(Error::Misuse("a pipeline without a transformer".into())) };
     let mut model = Wan::new(Parts { dit, dit2: dits.next(), vae, text, clip }, settings);
     model.experts.iter_mut().zip(bases).for_each(|(expert, base)| expert.base = Some(base));
     model.encoding_sources = Some(sources);
-    model.placement = Some(layout.placement.in_memory());
+    model.placement = Some(layout.placement.to_weight_placement());
     model.layout = Some(layout);
     Ok(model)
 }
@@ -98,7 +92,7 @@ fn encoding_sources(
     files: &ComponentFiles,
     text: Option<&TextEncoder>,
     context: &BuildContext,
-    end_image: bool,
+    uses_end_image: bool,
     tiles: (Option<Tiling>, Option<MemoryBudget>),
 ) -> Result<EncodingSources> {
     let networks = std::iter::once(&files.vae).chain(&files.text_encoder).chain(&files.clip);
@@ -108,7 +102,7 @@ fn encoding_sources(
             .flat_map(|file| file.paths().map(Path::to_path_buf))
             .chain(text.map(|text| text.tokenizer.path().to_path_buf()))
             .collect(),
-        settings: format!("{kernels}, {tokens:?} tokens, end image {end_image}, tiles {tiles:?}"),
+        settings: format!("{kernels}, {tokens:?} tokens, end image {uses_end_image}, tiles {tiles:?}"),
     })
 }
 
@@ -117,10 +111,14 @@ fn kernels(backend: &str) -> Result<&'static str> {
     Ok(Backend::of(backend)?.name())
 }
 
+/// Logs the dtypes of the transformers' weights and products, and the location of the idle expert.
 fn log_precision(layout: &Layout, fp8: Option<&Fp8Products>) {
     let name = |dtype: DType| if dtype == DType::BF16 { "bf16" } else { "f32" };
-    let as_stored =
-        if layout.networks.stored == layout.storage.dtype { "as in the files" } else { "converted from the files'" };
+    let as_stored = if layout.networks.stored_dtype == layout.storage.dtype {
+        "as in the files"
+    } else {
+        "converted from the files'"
+    };
     let idle = match layout.idle {
         IdleExpert::Auto | IdleExpert::Keep => "",
         IdleExpert::Host => "; the idle expert waits in host memory",
@@ -140,7 +138,8 @@ fn log_precision(layout: &Layout, fp8: Option<&Fp8Products>) {
     tracing::info!("transformer weights in {weights} ({as_stored}), products in {products}{matrices}{fp8}{idle}");
 }
 
-/// Warns where the idle expert leaves the device for want of knowledge, or is merged again each time it comes back.
+/// Warns if the idle expert leaves the device only because the device's memory is unknown, and if base LoRAs are merged
+/// again each time that weights are read.
 fn warn_of_idle_expert(layout: &Layout, options: &WanOptions, context: &BuildContext) {
     let idle = layout.idle;
     if layout.machine.memory.is_none() && options.idle_expert == IdleExpert::Auto && idle != IdleExpert::Keep {
@@ -150,12 +149,13 @@ fn warn_of_idle_expert(layout: &Layout, options: &WanOptions, context: &BuildCon
             context.backend
         );
     }
-    let again = match (layout.placement, idle) {
+    // The setting that reads weights repeatedly, and a setting that does not.
+    let repeated_reads = match (layout.placement, idle) {
         (Placement::Streamed, _) => Some(("model.weight_store: streamed", "model.weight_store: host")),
         (_, IdleExpert::Drop) => Some(("model.idle_expert: drop", "model.idle_expert: host")),
         _ => None,
     };
-    if let (Some((given, better)), Some(_)) = (again, &options.base_lora) {
+    if let (Some((given, better)), Some(_)) = (repeated_reads, &options.base_lora) {
         tracing::warn!(
             "with `{given}` the LoRAs of `model.base_lora` are merged each time weights are read; `{better}` merges \
              them once"
@@ -170,7 +170,7 @@ struct Experts<'a> {
     fp8: Option<Fp8Products>,
     device: &'a Device,
     /// Swaps the experts on the device, if only one is resident at a time.
-    turns: Arc<DeviceSlot>,
+    device_slot: Arc<DeviceSlot>,
 }
 
 impl Experts<'_> {
@@ -182,18 +182,18 @@ impl Experts<'_> {
             IdleExpert::Auto | IdleExpert::Keep => Arc::new(weights::resident(file, storage, &device)?),
             IdleExpert::Host => {
                 let state = weights::in_host_memory(file, storage)?;
-                let bring = move || {
-                    let weight = |(key, weight): (&String, &HostWeight)| {
+                let upload_all = move || {
+                    let upload = |(key, weight): (&String, &HostWeight)| {
                         (key.clone(), weight.clone().upload(storage, key, &device, &mut SegmentMemory::default()))
                     };
-                    Ok(Resident::from_weights(state.iter().map(weight).collect(), &device))
+                    Ok(Resident::from_weights(state.iter().map(upload).collect(), &device))
                 };
-                Arc::new(self.turns.store(number, file.shapes(), self.device, bring))
+                Arc::new(self.device_slot.store(number, file.shapes(), self.device, upload_all))
             }
             IdleExpert::Drop => {
-                let own = file.clone();
-                let bring = move || weights::resident(&own, storage, &device);
-                Arc::new(self.turns.store(number, file.shapes(), self.device, bring))
+                let own_file = file.clone();
+                let read_all = move || weights::resident(&own_file, storage, &device);
+                Arc::new(self.device_slot.store(number, file.shapes(), self.device, read_all))
             }
         })
     }
@@ -226,7 +226,7 @@ fn open_dit(
         };
         let mut dit = Dit::with_store(config, store)
             .with_memory(memory)
-            .keeping_attention(options.keep_attention.without_memory())
+            .keeping_attention(options.keep_attention.is_always())
             .with_products(experts.layout.products)
             .with_fp8_products(experts.fp8.is_some());
         if placement == Placement::Sharded && context.ranks.world_size() > 1 {
@@ -240,6 +240,7 @@ fn open_dit(
     open().in_section("model").while_doing(|| reading(file))
 }
 
+/// Shards the tokens of the passes of `dit` between `ranks`. Fails if their number does not divide the heads.
 fn sharding_tokens(dit: Dit, ranks: Arc<dyn Communicator>) -> Result<Dit> {
     let (heads, count) = (dit.config().heads, ranks.world_size());
     if !heads.is_multiple_of(count) {
@@ -251,8 +252,9 @@ fn sharding_tokens(dit: Dit, ranks: Arc<dyn Communicator>) -> Result<Dit> {
     Ok(dit.sharding_tokens(ranks))
 }
 
-/// Sets the trained part of `dit`: that of `adapters`, with their values, or that of the options.
-fn train(
+/// Sets the trained part of `dit`, the expert `name`: the layers of `adapters` with their values or, without adapters,
+/// the part that the options select. `trained` are the names of the trained experts.
+fn set_trained_part(
     dit: &mut Dit,
     name: &str,
     file: &Checkpoint,
@@ -293,6 +295,13 @@ fn train(
     Ok(())
 }
 
+/// Opens the CLIP image encoder `file`.
+fn open_clip(file: &Checkpoint, device: &Device) -> Result<Clip> {
+    let configured_heads = None;
+    Clip::streamed(file, configured_heads, device).while_doing(|| reading(file))
+}
+
+/// Opens the text encoder `file` with its tokenizer.
 fn open_text(
     file: &Checkpoint,
     files: &ComponentFiles,

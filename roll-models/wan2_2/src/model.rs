@@ -31,6 +31,12 @@ const T2V_BOUNDARY: f64 = 0.875;
 const T2V_A14B_SHIFT: f64 = 12.0;
 /// Shift of the noise levels in all other models' inference. Wan2.1 I2V uses 3 at 480p.
 const SHIFT: f64 = 5.0;
+/// Spatial stride of the VAE of TI2V-5B. No other Wan VAE has it.
+const TI2V_SPATIAL_STRIDE: usize = 16;
+/// Frames per second of the videos of TI2V-5B.
+const TI2V_FRAME_RATE: f64 = 24.0;
+/// Frames per second of the videos of all other models.
+const FRAME_RATE: f64 = 16.0;
 /// Channels of an I2V model's input that mark the known frames.
 const MASK_CHANNELS: usize = 4;
 
@@ -55,8 +61,8 @@ pub struct Settings {
     pub shift: Option<f64>,
     /// Noise level at which experts switch, instead of the model's own.
     pub boundary: Option<f64>,
-    /// Whether the last frame is a condition, too.
-    pub end_image: bool,
+    /// Whether an end image, the last frame of the video, is a condition, too.
+    pub uses_end_image: bool,
     /// Tiling and memory of the VAE.
     pub chunking: Chunking,
 }
@@ -69,7 +75,7 @@ pub struct Wan {
     prompts: Prompts,
     clip: Option<Clip>,
     schedule: ScheduleFacts,
-    end_image: bool,
+    uses_end_image: bool,
     chunking: Chunking,
     /// If set, it determines tiles and checkpoints of the VAE instead of `chunking`, and what recorded passes keep on the
     /// device instead of the transformers.
@@ -94,22 +100,23 @@ pub(super) struct EncodingSources {
     pub(super) settings: String,
 }
 
-/// Counts recorded passes whose block inputs are on the device, until it is dropped.
-struct OnDevice {
+/// A guard that counts recorded passes whose block inputs are on the device, until it is dropped.
+struct PassesOnDevice {
     count: usize,
+    /// Number of such passes of all guards.
     all: Arc<AtomicUsize>,
 }
 
-impl OnDevice {
-    /// Adds `count` passes to `all`, unless they would be more than `most`.
-    fn within(most: usize, count: usize, all: &Arc<AtomicUsize>) -> Option<Self> {
+impl PassesOnDevice {
+    /// Adds `count` passes to `all`. Returns `None`, and adds nothing, if `all` would exceed `most`.
+    fn try_add(count: usize, all: &Arc<AtomicUsize>, most: usize) -> Option<Self> {
         let add = |passes: usize| Some(passes + count).filter(|sum| *sum <= most);
         all.fetch_update(Ordering::Relaxed, Ordering::Relaxed, add).ok()?;
         Some(Self { count, all: all.clone() })
     }
 }
 
-impl Drop for OnDevice {
+impl Drop for PassesOnDevice {
     fn drop(&mut self) {
         self.all.fetch_sub(self.count, Ordering::Relaxed);
     }
@@ -138,7 +145,7 @@ impl Wan {
             prompts: Prompts::default(),
             clip: parts.clip,
             schedule: ScheduleFacts { shift, boundary, trained },
-            end_image: settings.end_image,
+            uses_end_image: settings.uses_end_image,
             chunking: settings.chunking,
             layout: None,
             on_device: Arc::default(),
@@ -150,7 +157,7 @@ impl Wan {
     }
 
     /// Index of the expert for `timestep`: the first at or above the boundary, the second below.
-    fn expert(&self, timestep: Timestep) -> usize {
+    fn expert_index(&self, timestep: Timestep) -> usize {
         let uses_second = |boundary| self.experts.len() > 1 && timestep.uses_low_noise(boundary);
         usize::from(self.schedule.boundary.is_some_and(uses_second))
     }
@@ -161,16 +168,17 @@ impl Wan {
     }
 
     /// What a recorded pass of `count` videos with latents of `shape` keeps. If its block inputs stay on the device
-    /// although others are in host memory, also the guard that counts it until it is pulled back or dropped.
-    fn keeps(&self, dit: &Dit, count: usize, shape: &[usize]) -> (PassMemory, Option<OnDevice>) {
-        let default = dit.keeps();
+    /// although the block inputs of other passes are in host memory, also returns the guard that counts the pass until
+    /// it is pulled back or dropped.
+    fn pass_memory(&self, dit: &Dit, count: usize, shape: &[usize]) -> (PassMemory, Option<PassesOnDevice>) {
+        let default = dit.default_memory();
         let [_, t, h, w] = shape else { return (default, None) };
         let Some(video) = self.video_layout([*t, *h, *w]) else { return (default, None) };
-        let by_layout = PassMemory { attention: video.keep_attention, ..default };
+        let by_layout = PassMemory { keeps_attention: video.keep_attention, ..default };
         if by_layout.memory != Memory::Offload {
             return (by_layout, None);
         }
-        match OnDevice::within(video.passes_on_device, count, &self.on_device) {
+        match PassesOnDevice::try_add(count, &self.on_device, video.passes_on_device) {
             // The block inputs fit on the device.
             Some(guard) => (PassMemory { memory: Memory::Recompute, ..by_layout }, Some(guard)),
             None => (by_layout, None),
@@ -190,6 +198,11 @@ impl Wan {
             }
         };
         Chunking { tiling, checkpoints, ..self.chunking }
+    }
+
+    /// Whether the model is TI2V-5B, by its VAE.
+    fn is_ti2v(&self) -> bool {
+        self.vae.config().spatial_stride() == TI2V_SPATIAL_STRIDE
     }
 
     /// Shape of the latents of a video, [C, T, H, W]. Fails unless the model can represent its size and length.
@@ -265,8 +278,7 @@ impl DiffusionModel for Wan {
     }
 
     fn frame_rate(&self) -> Option<f64> {
-        // TI2V-5B has the 48-channel VAE, with a spatial stride of 16.
-        Some(if self.vae.config().spatial_stride() == 16 { 24.0 } else { 16.0 })
+        Some(if self.is_ti2v() { TI2V_FRAME_RATE } else { FRAME_RATE })
     }
 
     fn expect_prompts(&mut self, prompts: &[String]) {
@@ -275,7 +287,7 @@ impl DiffusionModel for Wan {
 
     fn takes_image(&self) -> bool {
         let config = self.experts[0].dit.config();
-        config.in_channels > config.out_channels || self.vae.config().spatial_stride() == 16
+        config.in_channels > config.out_channels || self.is_ti2v()
     }
 
     fn check_input(&mut self, input: &ConditionInput) -> Result<()> {
@@ -296,13 +308,13 @@ impl DiffusionModel for Wan {
                     .into(),
             ));
         }
-        encoder(&self.text).map(drop)
+        require_encoder(&self.text).map(drop)
     }
 
     fn encode(&mut self, input: &ConditionInput) -> Result<Conditioning> {
         self.check_input(input)?;
         let latent_shape = self.latent_shape(input.frames, input.size)?;
-        let text = encoder(&self.text)?;
+        let text = require_encoder(&self.text)?;
         let [_, t, h, w] = latent_shape;
         let chunking = self.chunking([t, h, w]);
         let config = self.experts[0].dit.config();
@@ -312,19 +324,17 @@ impl DiffusionModel for Wan {
             (0, _) => None,
             // The transformer also reads the encoded picture and a mask of the known frames.
             (n, Some(image)) if n == MASK_CHANNELS + latent_shape[0] => {
-                let end_image = if self.end_image { input.end_image.as_ref() } else { None };
+                let end_image = if self.uses_end_image { input.end_image.as_ref() } else { None };
                 Some(conditioning::image_channels(&self.vae, image, end_image, input.frames, &chunking)?)
             }
             (n, _) => {
                 return Err(Error::Unsupported(format!("models with {n} conditioning channels are not known")));
             }
         };
-        // A model without conditioning channels uses the image as its first latent frame if it has the 48-channel VAE
-        // (TI2V). The 16-channel text-to-video models use no image.
+        // TI2V-5B has no conditioning channels and uses the image as its first latent frame. Text-to-video models use
+        // no image.
         let first_frame = match (extra, &input.image) {
-            (0, Some(image)) if self.vae.config().spatial_stride() == 16 => {
-                Some(conditioning::first_frame_latents(&self.vae, image, &chunking)?)
-            }
+            (0, Some(image)) if self.is_ti2v() => Some(conditioning::first_frame_latents(&self.vae, image, &chunking)?),
             _ => None,
         };
         let image_tokens = match (&self.clip, config.image_dim, &input.image) {
@@ -358,7 +368,7 @@ impl DiffusionModel for Wan {
         adapter: Adapter,
         grad: Grad,
     ) -> Result<(Tensor, Option<Pullback>)> {
-        let experts: Vec<usize> = inputs.iter().map(|input| self.expert(input.timestep)).collect();
+        let experts: Vec<usize> = inputs.iter().map(|input| self.expert_index(input.timestep)).collect();
         let (mut values, mut pullbacks) = (vec![None; inputs.len()], Vec::new());
         for (number, expert) in self.experts.iter().enumerate() {
             let positions: Vec<usize> = (0..inputs.len()).filter(|i| experts[*i] == number).collect();
@@ -366,12 +376,12 @@ impl DiffusionModel for Wan {
                 continue;
             }
             let batch: Vec<VelocityInput<'_>> = positions.iter().map(|i| inputs[*i]).collect();
-            let (keeps, on_device) = if grad.is_on() {
-                self.keeps(&expert.dit, batch.len(), batch[0].latents.shape())
+            let (kept, on_device) = if grad.is_on() {
+                self.pass_memory(&expert.dit, batch.len(), batch[0].latents.shape())
             } else {
-                (expert.dit.keeps(), None)
+                (expert.dit.default_memory(), None)
             };
-            let (value, pullback) = expert.dit.velocities_keeping(&batch, adapter, grad, keeps)?;
+            let (value, pullback) = expert.dit.velocities_keeping(&batch, adapter, grad, kept)?;
             scatter(&mut values, &positions, value)?;
             pullbacks.extend(pullback.map(|pullback| (positions, pullback, on_device)));
         }
@@ -410,7 +420,7 @@ impl DiffusionModel for Wan {
 }
 
 /// The text encoder. Fails if the model has none.
-fn encoder(text: &Option<TextEncoder>) -> Result<&TextEncoder> {
+fn require_encoder(text: &Option<TextEncoder>) -> Result<&TextEncoder> {
     text.as_ref().ok_or_else(|| {
         Error::Unsupported("prompts need a UMT5 encoder among `model_paths` and a `tokenizer_path`".into())
     })
@@ -430,6 +440,7 @@ fn scatter(slots: &mut [Option<Tensor>], positions: &[usize], stack: Tensor) -> 
     Ok(())
 }
 
+/// Stacks the tensors of all slots, which must be filled.
 fn stack_all(slots: Vec<Option<Tensor>>) -> Result<Tensor> {
     Tensor::stack(&slots.into_iter().flatten().collect::<Vec<_>>())
 }

@@ -62,7 +62,7 @@ fn on_device(model: &Wan) -> usize {
 #[test]
 fn passes_stay_on_the_device_until_it_is_full_and_leave_when_pulled_back_or_dropped() {
     let (mut model, conditioning) = offloading(2);
-    let next = |model: &Wan| model.keeps(&model.experts[0].dit, 1, &conditioning.latent_shape).0.memory;
+    let next = |model: &Wan| model.pass_memory(&model.experts[0].dit, 1, &conditioning.latent_shape).0.memory;
     let d = Tensor::stack(&[latents(&conditioning, 9)]).unwrap();
 
     assert_eq!((on_device(&model), next(&model)), (0, Memory::Recompute));

@@ -20,7 +20,7 @@ pub struct Networks {
     /// Number of transformers.
     pub experts: usize,
     /// Dtype of dense weights in the files of the transformers.
-    pub stored: DType,
+    pub stored_dtype: DType,
     /// The format of the matrices of the blocks, if the files have them in eight bits.
     pub eight_bits: Option<EightBits>,
     /// Sizes of the VAE, which is resident in f32.
@@ -38,7 +38,7 @@ impl Networks {
         Ok(Self {
             dit: dit.while_doing(|| reading(&files.dit))?,
             experts: files.experts().count(),
-            stored: components::dit_dtype(&files.dit),
+            stored_dtype: components::dit_dtype(&files.dit),
             eight_bits: components::eight_bits(&files.dit),
             vae: vae.while_doing(|| reading(&files.vae))?,
         })
@@ -65,27 +65,28 @@ impl Networks {
     }
 }
 
+/// Number of elements of all `weights`.
 fn elements(weights: &[NamedShape]) -> usize {
     weights.iter().map(|(_, shape)| shape.iter().product::<usize>()).sum()
 }
 
-/// Bytes of weights that [`HostStore`] keeps: on the device always, and in host memory.
+/// Bytes of weights by their location in a [`HostStore`].
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) struct WeightBytes {
-    /// Weights smaller than [`HostStore::SMALL`], and scales.
+    /// Bytes that are always on the device: weights smaller than [`HostStore::SMALL`], and scales.
     pub small: usize,
-    /// All other weights.
+    /// Bytes in host memory: all other weights.
     pub large: usize,
 }
 
 impl WeightBytes {
-    /// Counts weights of a transformer with `element_bytes` bytes per element. With `eight_bits`, the matrices of its
-    /// blocks have one byte per element and four for the scale of each row.
-    pub fn of(weights: &[NamedShape], element_bytes: usize, eight_bits: bool) -> Self {
+    /// Counts weights of a transformer with `element_bytes` bytes per element. With `has_eight_bits`, the
+    /// matrices of its blocks have one byte per element and four for the scale of each row.
+    pub fn of(weights: &[NamedShape], element_bytes: usize, has_eight_bits: bool) -> Self {
         let mut sum = Self::default();
         for (name, shape) in weights {
             let [scales, values] = match shape.as_slice() {
-                [rows, columns] if eight_bits && name.starts_with("blocks.") => [4 * rows, rows * columns],
+                [rows, columns] if has_eight_bits && name.starts_with("blocks.") => [4 * rows, rows * columns],
                 shape => [0, element_bytes * shape.iter().product::<usize>()],
             };
             let is_small = scales + values < HostStore::SMALL;

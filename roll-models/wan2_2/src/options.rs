@@ -152,9 +152,11 @@ pub struct WanOptions {
 }
 
 /// Rank of a LoRA that does not start from a file.
-const RANK: usize = 32;
+const DEFAULT_RANK: usize = 32;
 /// Layers of a LoRA that does not start from a file.
-const TARGETS: &str = "q,k,v,o,ffn.0,ffn.2";
+const DEFAULT_TARGETS: &str = "q,k,v,o,ffn.0,ffn.2";
+/// Number of weights of one expert of Wan2.2-A14B.
+const A14B_EXPERT_WEIGHTS: u64 = 14_288_491_584;
 /// Bytes per weight in full fine-tuning: parameter, gradient and two moments, all f32.
 const TRAINED_BYTES: u64 = 16;
 /// Possible inputs in addition to the prompt.
@@ -164,6 +166,7 @@ roll_core::inventory::submit! {
     OptionNotes { kind: Kind::Model, name: "wan2_2", idle: roll_network::trainable::IDLE_KEYS, more: Some(notes) }
 }
 
+/// Notes on keys of the section `model` that have no effect, and on the memory of full fine-tuning.
 fn notes(config: &ConfiguredOptions<'_>) -> Result<Vec<String>> {
     let options: WanOptions = match config.value("model") {
         Some(Json::Object(options)) => {
@@ -196,9 +199,9 @@ fn notes(config: &ConfiguredOptions<'_>) -> Result<Vec<String>> {
         let experts = options.lora_base_model.as_ref().or(options.trainable_models.as_ref());
         notes.push(format!(
             "`model.lora_rank: 0`: every weight of `{}` is trained, with {TRAINED_BYTES} bytes of parameters, gradient \
-             and optimizer each (an expert of 14B: {} GB); `model.lora_rank: {RANK}` trains a LoRA instead",
+             and optimizer each (an expert of 14B: {} GB); `model.lora_rank: {DEFAULT_RANK}` trains a LoRA instead",
             experts.map_or("dit2", String::as_str),
-            14_288_491_584 * TRAINED_BYTES / 1_000_000_000,
+            A14B_EXPERT_WEIGHTS * TRAINED_BYTES / 1_000_000_000,
         ));
     }
     Ok(notes)
@@ -233,7 +236,7 @@ impl Placement {
     }
 
     /// The location as [`roll_core::Distribution`] names it.
-    pub(super) fn in_memory(self) -> WeightPlacement {
+    pub(super) fn to_weight_placement(self) -> WeightPlacement {
         match self {
             Self::Auto | Self::Resident => WeightPlacement::Resident,
             Self::Streamed | Self::Host => WeightPlacement::Streamed,
@@ -259,15 +262,16 @@ pub enum IdleExpert {
 
 impl IdleExpert {
     /// Resolves `Auto` for experts of `bytes` bytes in total. `memory` is the GPU's, if the device is a GPU and it is
-    /// known. `converted` says whether weights are computed while they are read: the files have another dtype, or
-    /// LoRAs are merged. This is slower than a copy, so such experts stay in host memory instead of being read again.
-    pub(super) fn chosen(self, bytes: usize, gpu: bool, memory: Option<u64>, converted: bool) -> Self {
+    /// known. `is_converted` says whether weights are computed while they are read, because the files have another
+    /// dtype or LoRAs are merged. Computing is slower than a copy, so such experts stay in host memory instead of being
+    /// read again.
+    pub(super) fn chosen(self, bytes: usize, is_gpu: bool, memory: Option<u64>, is_converted: bool) -> Self {
         let take_at_most_half = |memory: u64| 2 * bytes as u64 <= memory;
         match self {
             // The CPU computes in host memory.
-            Self::Auto if !gpu => Self::Keep,
+            Self::Auto if !is_gpu => Self::Keep,
             Self::Auto if memory.is_some_and(take_at_most_half) => Self::Keep,
-            Self::Auto if converted => Self::Host,
+            Self::Auto if is_converted => Self::Host,
             Self::Auto => Self::Drop,
             given => given,
         }
@@ -363,8 +367,9 @@ pub enum KeepAttention {
 }
 
 impl KeepAttention {
-    /// Resolves `Auto` where nothing is known of the device's memory.
-    pub fn without_memory(self) -> bool {
+    /// Whether results are kept whatever the memory of the device is. `Auto` keeps them only where they are known to
+    /// fit.
+    pub fn is_always(self) -> bool {
         self == Self::Of(true)
     }
 }
@@ -495,7 +500,7 @@ impl WanOptions {
 
     /// The trained part of `expert` if the experts `trained` are trained and none starts from a file.
     pub fn trainable(&self, trained: &[String], expert: &str) -> Trainable {
-        let rank = self.lora_rank.unwrap_or(RANK);
+        let rank = self.lora_rank.unwrap_or(DEFAULT_RANK);
         match (trained.iter().any(|name| name == expert), rank) {
             (false, _) => Trainable::Frozen,
             (true, 0) => Trainable::Full,
@@ -507,7 +512,7 @@ impl WanOptions {
 
     /// The layers of a LoRA that does not start from a file.
     pub fn lora_targets(&self) -> Vec<String> {
-        split(self.lora_target_modules.as_deref().unwrap_or(TARGETS))
+        split(self.lora_target_modules.as_deref().unwrap_or(DEFAULT_TARGETS))
     }
 
     /// The keys about the LoRA, to compare with its file.
@@ -516,8 +521,8 @@ impl WanOptions {
         LoraRequest { rank: self.lora_rank, alpha: self.lora_alpha, targets }
     }
 
-    /// `keep_attention`, which has no effect unless blocks are recomputed.
-    pub(super) fn recomputed_attention(&self) -> KeepAttention {
+    /// The option `keep_attention`, or `false` if no block is recomputed, because the option has no effect then.
+    pub(super) fn effective_keep_attention(&self) -> KeepAttention {
         let recomputes_blocks = self.use_gradient_checkpointing || self.use_gradient_checkpointing_offload;
         if recomputes_blocks { self.keep_attention } else { KeepAttention::Of(false) }
     }

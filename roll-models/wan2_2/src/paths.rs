@@ -68,7 +68,7 @@ impl ComponentFiles {
         };
         let mut found = PipelineFiles::default();
         if let Some(path) = model_paths {
-            found.add_json(path)?;
+            found.add_path(path)?;
         }
         if let Some(ids) = model_ids {
             found.add_ids(ids, hub)?;
@@ -76,8 +76,8 @@ impl ComponentFiles {
         assemble(found, &origin)
     }
 
-    /// Like [`ComponentFiles::resolve`], with the entries of `wan22_paths.json` instead of the file. They are relative
-    /// to `directory`.
+    /// Opens the files like [`ComponentFiles::resolve`], with the entries of `wan22_paths.json` instead of the file.
+    /// They are relative to `directory`.
     fn of_list(entries: &[PathEntry], directory: &Path, model_ids: Option<&str>, hub: &Hub) -> Result<Self> {
         let mut found = PipelineFiles::default();
         found.add_list(entries, "`model_paths`", directory)?;
@@ -107,8 +107,8 @@ struct PipelineFiles {
 }
 
 impl PipelineFiles {
-    /// Adds the files of `wan22_paths.json`, or of a directory.
-    fn add_json(&mut self, path: &Path) -> Result<()> {
+    /// Adds the files of the option `model_paths`: a `wan22_paths.json` or a directory.
+    fn add_path(&mut self, path: &Path) -> Result<()> {
         if path.is_dir() {
             return self.add_directory(path);
         }
@@ -165,7 +165,8 @@ impl PipelineFiles {
                 }
                 _ => {
                     let model = id.trim_end_matches("./").trim_end_matches(':');
-                    self.add_directory(&hub.directory(model, &["**"], &[])?)?;
+                    let all_files = ["**"];
+                    self.add_directory(&hub.directory(model, &all_files, &[])?)?;
                 }
             }
         }
@@ -366,7 +367,7 @@ fn tokenizer_next_to(text_encoder: &Checkpoint) -> Option<PathBuf> {
     candidates.find(|t| t.is_file())
 }
 
-/// What an error was doing: reading this file.
+/// Describes the operation in which an error occurred: reading this file.
 pub(super) fn reading(file: &Checkpoint) -> String {
     format!("reading {}", file.path().display())
 }

@@ -46,7 +46,8 @@ pub(super) struct Prompts {
 }
 
 impl Prompts {
-    /// See [`roll_core::DiffusionModel::expect_prompts`]. The tokenizer warns of the first prompt that it cuts.
+    /// Replaces the prompts that will be needed; see [`roll_core::DiffusionModel::expect_prompts`]. The tokenizer warns
+    /// of the first prompt that it cuts.
     pub(super) fn expect(&mut self, prompts: &[String], text: Option<&TextEncoder>) {
         if let Some(text) = text {
             // New prompts are tokenized only for the warning. An error is reported when the sample's prompt is encoded.
@@ -71,7 +72,7 @@ impl Prompts {
             }
         }
         let rows = text.encode_all(&batch)?;
-        self.ready.retain(|text, _| self.expected.contains(text));
+        self.ready.retain(|prompt, _| self.expected.contains(prompt));
         self.ready.extend(batch.into_iter().zip(rows));
         padded(&self.ready[prompt], text.length)
     }

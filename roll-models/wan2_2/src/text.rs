@@ -11,6 +11,9 @@ use tokenizers::NormalizedString;
 
 use crate::html::unescape;
 
+/// Distance of a full-width character from the same character in ASCII.
+const FULL_WIDTH_OFFSET: u32 = 0xfee0;
+
 /// Returns `text` as one line without entities and surrounding white space.
 pub fn clean(text: &str) -> String {
     // ftfy resolves entities only in text without markup; the reference then resolves them twice in any text.
@@ -47,7 +50,7 @@ fn fix(text: &str) -> String {
             '\u{1f3}' => out.push_str("dz"),
             // Full-width characters.
             '\u{3000}' => out.push(' '),
-            '\u{ff01}'..='\u{ff5e}' => out.extend(char::from_u32(c as u32 - 0xfee0)),
+            '\u{ff01}'..='\u{ff5e}' => out.extend(char::from_u32(c as u32 - FULL_WIDTH_OFFSET)),
             // Curly quotes.
             '\u{2bc}' | '\u{2018}'..='\u{201b}' => out.push('\''),
             '\u{201c}'..='\u{201f}' => out.push('"'),

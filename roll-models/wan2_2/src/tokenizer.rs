@@ -10,9 +10,14 @@ use serde_json::{Value, json};
 
 use super::text::clean;
 
+/// The tokenizer's file in the format of the `tokenizers` library.
 const FILE: &str = "tokenizer.json";
 /// The tokenizer's file in SentencePiece's format, which is not supported.
 const SPIECE: &str = "spiece.model";
+/// Number of characters of a cut prompt that the warning quotes.
+const QUOTED_CHARACTERS: usize = 60;
+/// Score of a whole word in a synthetic vocabulary. It is above the score of any other pieces of the word.
+const WORD_SCORE: f64 = -4.0;
 /// The token that ends every sequence.
 const END: &str = "</s>";
 
@@ -38,7 +43,7 @@ impl Tokenizer {
         Self::load_with(path.as_ref(), &Hub::from_env())
     }
 
-    /// Like [`Tokenizer::load`], with the given caches.
+    /// Loads the tokenizer like [`Tokenizer::load`], with the caches and the remote of `hub`.
     pub fn load_with(path: &Path, hub: &Hub) -> Result<Self> {
         let file = find(path, hub)?;
         let inner = Inner::load(&file)?;
@@ -66,10 +71,12 @@ impl Tokenizer {
         let ids = self.inner.growth().check(prompt).and_then(|()| self.inner.ids(clean(prompt)));
         let mut ids = ids.map_err(|problem| Error::Unsupported(format!("cannot tokenize a prompt: {problem}")))?;
         if ids.len() >= length && !self.cut_logged.swap(true, Ordering::Relaxed) {
-            let (found, begin) = (ids.len() + 1, prompt.chars().take(60).collect::<String>());
+            // The ids do not yet contain the end of the sequence.
+            let found = ids.len() + 1;
+            let beginning: String = prompt.chars().take(QUOTED_CHARACTERS).collect();
             tracing::warn!(
-                "a prompt of {found} tokens is cut to {length}, the most that the transformer takes: \"{begin}...\"; \
-                 further prompts are cut without a warning"
+                "a prompt of {found} tokens is cut to {length}, the most that the transformer takes: \
+                 \"{beginning}...\"; further prompts are cut without a warning"
             );
         }
         ids.truncate(length - 1);
@@ -133,13 +140,14 @@ pub fn tiny_tokenizer_json() -> String {
     tokenizer_json(&[])
 }
 
-/// Like [`tiny_tokenizer_json`], but each of `words` is a single token if it follows white space.
+/// The file of [`tiny_tokenizer_json`] with a larger vocabulary: each of `words` is a single token if it follows white
+/// space.
 pub fn tokenizer_json(words: &[&str]) -> String {
     let mut vocabulary = tiny_pieces();
     for word in words {
         let piece = format!("▁{word}");
         if vocabulary.iter().all(|(known, _)| *known != piece) {
-            vocabulary.push((piece, -4.0));
+            vocabulary.push((piece, WORD_SCORE));
         }
     }
     let special = |id: usize, content: &str| {
@@ -175,7 +183,8 @@ pub fn tiny_vocabulary() -> usize {
     tiny_pieces().len()
 }
 
-/// The pieces of [`tiny_tokenizer_json`] with their scores. A piece's index is its id.
+/// The pieces of [`tiny_tokenizer_json`] with their scores, which are log-probabilities. A piece's index is its id. The
+/// tokenizer prefers a pair to its two letters, whose scores add up to less, and uses bytes only for other characters.
 fn tiny_pieces() -> Vec<(String, f64)> {
     let mut pieces: Vec<(String, f64)> = ["<pad>", END, "<unk>"].map(|s| (s.to_string(), 0.0)).into();
     pieces.extend((0..=255u8).map(|byte| (format!("<0x{byte:02X}>"), -12.0)));

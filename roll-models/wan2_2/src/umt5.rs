@@ -29,6 +29,7 @@ const QUERY_ROWS: usize = 512;
 /// Name of the network in error messages.
 const NETWORK: &str = "UMT5 encoder";
 
+/// Name of the embedding table.
 const EMBEDDING: &str = "token_embedding.weight";
 
 /// Prefix of the norm after the last block.
@@ -46,6 +47,7 @@ pub(super) fn padded(rows: &Tensor, length: usize) -> Result<Tensor> {
     Tensor::new(values, [length, dim])
 }
 
+/// Fails because an encoder was called without a sequence.
 fn no_sequence<T>() -> Result<T> {
     Err(Error::Misuse("an encoding of no sequence was requested".into()))
 }
@@ -179,7 +181,10 @@ impl Umt5 {
         if ids.is_empty() || ids.len() > length {
             return Err(Error::Misuse(format!("expected 1 to {length} token ids, found {}", ids.len())));
         }
-        self.encode_all(&[ids])?.iter().map(|rows| padded(rows, length)).next().unwrap_or_else(no_sequence)
+        match self.encode_all(&[ids])?.first() {
+            Some(rows) => padded(rows, length),
+            None => no_sequence(),
+        }
     }
 
     /// Encodes several prompts, f32 `[ids.len(), dim]` each. Every weight is read once, and the results are
@@ -196,13 +201,13 @@ impl Umt5 {
         to_host(self.hidden_recorded(ids, keys)?)
     }
 
-    /// Like [`Umt5::hidden`], but returns the result on the device. It is part of the autodiff graph if the weights are
-    /// leaves of one.
+    /// Encodes `ids` like [`Umt5::hidden`], but returns the result on the device. The result is part of the autodiff
+    /// graph if the weights are leaves of one.
     pub fn hidden_recorded(&self, ids: &[u32], keys: &[usize]) -> Result<Burn<2>> {
         self.hidden_all(&[(ids, keys)])?.pop().map_or_else(no_sequence, Ok)
     }
 
-    /// Like [`Umt5::hidden_recorded`], for several pairs of ids and key positions.
+    /// Encodes several pairs of ids and key positions like [`Umt5::hidden_recorded`].
     fn hidden_all(&self, sequences: &[(&[u32], &[usize])]) -> Result<Vec<Burn<2>>> {
         if let Some((ids, keys)) =
             sequences.iter().find(|(ids, keys)| keys.is_empty() || keys.iter().any(|&k| k >= ids.len()))
@@ -238,11 +243,12 @@ impl Umt5 {
         states.into_iter().map(|x| Ok(ops::rms_norm(x, scope.weight("norm.weight")?, EPS))).collect()
     }
 
+    /// Block `i`: self-attention and a gated feed-forward layer.
     fn block(&self, scope: &Scope<'_>, i: usize, x: Burn<2>, positions: &Positions) -> Result<Burn<2>> {
         let name = |part: &str| format!("blocks.{i}.{part}");
         let normed = ops::rms_norm(x.clone(), scope.weight(&name("norm1.weight"))?, EPS);
         let q = scope.linear(normed.clone(), &name("attn.q"))?;
-        let at_keys = positions.rows(normed);
+        let at_keys = positions.select_keys(normed);
         let k = scope.linear(at_keys.clone(), &name("attn.k"))?;
         let v = scope.linear(at_keys, &name("attn.v"))?;
         let table = scope.weight::<2>(&name("pos_embedding.embedding.weight"))?;
@@ -269,8 +275,8 @@ impl Umt5 {
         }
         let device = self.store.device();
         let rows = match &self.embedding {
-            Embedding::Loaded(table) => self.rows(table, ids)?,
-            Embedding::Stored(checkpoint) => self.rows(&checkpoint.tensor(EMBEDDING)?, ids)?,
+            Embedding::Loaded(table) => self.look_up(table, ids)?,
+            Embedding::Stored(checkpoint) => self.look_up(&checkpoint.tensor(EMBEDDING)?, ids)?,
             Embedding::OnDevice => {
                 let weights = self.store.segment(EMBEDDING)?;
                 let ids: Vec<i32> = ids.iter().map(|&id| id as i32).collect();
@@ -282,7 +288,7 @@ impl Umt5 {
     }
 
     /// Looks up rows of a table in host memory. Every id must be in the vocabulary.
-    fn rows(&self, table: &Tensor, ids: &[u32]) -> Result<Tensor> {
+    fn look_up(&self, table: &Tensor, ids: &[u32]) -> Result<Tensor> {
         let Umt5Config { dim, .. } = self.config;
         let width = dim * table.dtype().size();
         let mut bytes = Vec::with_capacity(ids.len() * width);
@@ -313,7 +319,7 @@ impl Positions {
     }
 
     /// Selects the rows of `x` that are keys.
-    fn rows(&self, x: Burn<2>) -> Burn<2> {
+    fn select_keys(&self, x: Burn<2>) -> Burn<2> {
         if self.keys.len() == self.queries {
             return x;
         }
@@ -321,10 +327,10 @@ impl Positions {
         Burn::cat(rows, 0)
     }
 
-    /// The buckets of a range of queries, row-major.
-    fn pairs(&self, rows: Range<usize>) -> &[u16] {
+    /// The buckets of the pairs of a range of queries with all keys, row-major.
+    fn buckets_of(&self, queries: Range<usize>) -> &[u16] {
         let keys = self.keys.len();
-        &self.buckets[rows.start * keys..rows.end * keys]
+        &self.buckets[queries.start * keys..queries.end * keys]
     }
 }
 
@@ -332,7 +338,7 @@ impl Positions {
 /// heads]` of its layer. Queries are at 0, 1, ...; keys at the given positions.
 pub fn head_bias(table: &[f32], config: &Umt5Config, head: usize, queries: usize, keys: &[usize]) -> Vec<f32> {
     let positions = Positions::new(queries, keys, config.buckets);
-    positions.pairs(0..queries).iter().map(|&bucket| table[usize::from(bucket) * config.heads + head]).collect()
+    positions.buckets_of(0..queries).iter().map(|&bucket| table[usize::from(bucket) * config.heads + head]).collect()
 }
 
 /// Attention without scaling, `softmax(q k^T + bias) v`, for one head and [`QUERY_ROWS`] queries at a time. `table`
@@ -345,7 +351,7 @@ fn attention([q, k, v]: [Burn<2>; 3], table: Burn<2>, positions: &Positions, dev
         .step_by(QUERY_ROWS)
         .map(|start| {
             let rows = start..(start + QUERY_ROWS).min(positions.queries);
-            let buckets: Vec<i32> = positions.pairs(rows.clone()).iter().map(|&b| i32::from(b)).collect();
+            let buckets: Vec<i32> = positions.buckets_of(rows.clone()).iter().map(|&b| i32::from(b)).collect();
             (rows, Burn::<1, Int>::from_data(buckets.as_slice(), device))
         })
         .collect();
@@ -364,17 +370,17 @@ fn attention([q, k, v]: [Burn<2>; 3], table: Burn<2>, positions: &Positions, dev
 }
 
 /// The bucket of a distance (key position minus query position). The upper half of the `buckets` is for keys after the
-/// query. In each half, the first half are exact distances and the rest grow logarithmically up to 128.
+/// query. In each half, the first half are exact distances and the rest grow logarithmically up to [`MAX_DISTANCE`].
 pub fn relative_bucket(distance: i64, buckets: usize) -> usize {
     let half = buckets / 2;
     let exact = half / 2;
     let side = if distance > 0 { half } else { 0 };
-    let n = distance.unsigned_abs() as usize;
-    if n < exact {
-        return side + n;
+    let absolute = distance.unsigned_abs() as usize;
+    if absolute < exact {
+        return side + absolute;
     }
     // Computed in f32, as in the reference: the result at powers of two depends on its rounding.
-    let ratio = (n as f32 / exact as f32).ln() / (MAX_DISTANCE as f32 / exact as f32).ln();
+    let ratio = (absolute as f32 / exact as f32).ln() / (MAX_DISTANCE as f32 / exact as f32).ln();
     let logarithmic = exact + (ratio * (half - exact) as f32) as usize;
     side + logarithmic.min(half - 1)
 }

@@ -1,8 +1,8 @@
 //! Descriptions of the boundary's types by `abi_stable`. The host compares those of a Rust plugin with its own before
 //! it calls the plugin.
 //!
-//! `abi_stable` defines nothing that crosses. It only checks what equal major versions promise: that types have the
-//! same layout (P6).
+//! No type of `abi_stable` crosses the boundary. It only checks what equal major versions promise, that types have the
+//! same layout (promise P6 of the contract in `abi/mod.rs`).
 
 use abi_stable::StableAbi;
 use abi_stable::abi_stability::abi_checking::{
@@ -72,8 +72,8 @@ impl StableTypes {
     }
 }
 
-/// The first of many differences, as its path and its kind. `abi_stable` itself needs tens of kilobytes to describe
-/// one.
+/// The first of many differences, as its path and its kind. The description that `abi_stable` itself makes of a
+/// difference has tens of kilobytes.
 fn first_difference(name: &str, errors: &AbiInstabilityErrors) -> String {
     let Some(error) = errors.errors.iter().find(|e| !e.errs.is_empty()) else { return format!("`{name}` differs") };
     let mut path = format!("`{name}`");

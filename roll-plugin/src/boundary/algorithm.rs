@@ -18,7 +18,8 @@ use crate::{
     acts_in_no_environment,
 };
 
-/// [`ClipUse::trained_on`] of an algorithm without the method `clip_use`. It ends a sentence "... needs a clip: ".
+/// The reason in [`ClipUse::why_needed`] of an algorithm without the method `clip_use`. It ends a sentence "... needs a
+/// clip: ".
 const NO_ANSWER: &str = "it does not say that it can do without";
 
 // Generates `answer`, and the trait for `RemoteAlgorithm`. If the other side lacks a method, `{ E }` returns E in its
@@ -75,7 +76,7 @@ mod clips {
     remote! {
         trait ClipAlgorithm for RemoteAlgorithm {
             fn clip_use(&self) -> ClipUse {
-                ClipUse { trained_on: Some(NO_ANSWER.into()), ..ClipUse::default() }
+                ClipUse { why_needed: Some(NO_ANSWER.into()), ..ClipUse::default() }
             }
             fn hold_out(&mut self, clips: &[Sample]) -> bool { false }
         }
@@ -113,7 +114,7 @@ mod own_data {
     remote! {
         trait OwnDataAlgorithm for RemoteAlgorithm {
             fn steps_per_epoch(&self) -> Option<u64> { None }
-            fn open_environments(&mut self, make: Make<'_>) -> Result<()> { Err(acts_in_no_environment()) }
+            fn open_environments(&mut self, make: MakeEnvironment<'_>) -> Result<()> { Err(acts_in_no_environment()) }
         }
         by hand others {}
     }
@@ -221,14 +222,14 @@ pub(super) fn give(algorithm: Box<dyn Algorithm>) -> Gift {
     }
 }
 
-type Make<'a> = &'a mut dyn FnMut() -> Result<Box<dyn Environment>>;
+type MakeEnvironment<'a> = &'a mut dyn FnMut() -> Result<Box<dyn Environment>>;
 
 /// A maker of environments, as an object with the method `make`. The caller of `make` owns the environment.
-impl<'a> Argument for Make<'a> {
+impl<'a> Argument for MakeEnvironment<'a> {
     type Lent = Loan<'a>;
     type Received = Remote;
     type Opened = Box<dyn FnMut() -> Result<Box<dyn Environment>>>;
-    type Borrowed<'k> = Make<'k>;
+    type Borrowed<'k> = MakeEnvironment<'k>;
     fn lend(self) -> Loan<'a> {
         Loan::exclusive(move |method, _| match method {
             "make" => Outgoing::of(&environment::give(self()?)).map(Some),
@@ -241,7 +242,7 @@ impl<'a> Argument for Make<'a> {
             Ok(Box::new(RemoteEnvironment { remote: received.blame("make", made.read())? }))
         }))
     }
-    fn borrow(opened: &mut Self::Opened) -> Make<'_> {
+    fn borrow(opened: &mut Self::Opened) -> MakeEnvironment<'_> {
         opened
     }
 }
@@ -285,7 +286,7 @@ mod tests {
 
     impl ClipAlgorithm for Keeper {
         fn clip_use(&self) -> ClipUse {
-            ClipUse { trained_on: None, reference: Reference::Image }
+            ClipUse { why_needed: None, reference: Reference::Image }
         }
         fn hold_out(&mut self, clips: &[Sample]) -> bool {
             self.seen = format!("{clips:?}");
@@ -329,7 +330,7 @@ mod tests {
     #[test]
     fn the_use_of_clips_crosses() {
         let uses =
-            |trained_on: Option<&str>, reference| ClipUse { trained_on: trained_on.map(str::to_string), reference };
+            |why_needed: Option<&str>, reference| ClipUse { why_needed: why_needed.map(str::to_string), reference };
         assert_eq!(theirs().clip_use(), uses(None, Reference::Image));
         let older = RemoteAlgorithm { remote: without("clip_use", keeper()) };
         assert_eq!(older.clip_use(), uses(Some(NO_ANSWER), Reference::Clip));
@@ -362,6 +363,7 @@ mod tests {
         let missing = |field: &str| format!("missing field `{field}`");
         assert_eq!(problem::<StepReport>(json!({ "metrics": {} })), missing("applied"));
         assert_eq!(problem::<Generation>(json!({ "tokens": [1] })), missing("log_probs"));
+        assert_eq!(problem::<Generation>(json!({ "log_probs": [0.0] })), missing("tokens"));
         assert_eq!(problem::<Generation>(json!({})), missing("tokens"));
         assert_eq!(problem::<Validation>(json!({ "records": [] })), missing("metrics"));
         let whole = json!({ "prompt": "a", "frames": 5, "size": [16, 16] });

@@ -1,5 +1,5 @@
 //! [`Communicator`] across the boundary: the ranks of the job, which a plugin gets, and the ranks of a plugin's
-//! strategy.
+//! strategy. P1 to P9 are the numbers of the contract in [`crate::abi`].
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -11,7 +11,8 @@ thread_local! {
     static CURRENT_CALL: Cell<Option<Call>> = const { Cell::new(None) };
 }
 
-/// Records a call of this thread until the guard is dropped, and then the call around it again, which the guard holds.
+/// Records a call of this thread until the guard is dropped. The guard holds the call around that call, which is then
+/// the current one again.
 pub(super) struct CallGuard(Option<Call>);
 
 impl CallGuard {

@@ -8,7 +8,7 @@ use crate::{
     Tensor, Timestep, VideoUnit,
 };
 
-/// The schedule of a model that fails to return its own. No sampler accepts this shift, so that the run fails next.
+/// The schedule of a model that fails to return its own. No sampler accepts this shift: the run then fails.
 const NO_SCHEDULE: ScheduleFacts = ScheduleFacts { shift: f64::NAN, boundary: None, trained: SigmaRange::ALL };
 
 remote! {

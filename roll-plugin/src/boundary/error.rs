@@ -80,7 +80,7 @@ impl ErrorChain {
     }
 }
 
-/// An error in the form in which it crosses (P7).
+/// An error in the form in which it crosses (P7 of the contract in [`crate::abi`]).
 #[derive(Serialize, Deserialize)]
 pub(super) struct Failure {
     #[serde(default)]
@@ -110,6 +110,7 @@ impl From<Error> for Failure {
 }
 
 impl Failure {
+    /// The form of `error`.
     pub(super) fn new(error: &Error) -> Self {
         let fault = match error.fault() {
             _ if error.missing_reason().is_some() => WireFault::Nothing,
@@ -120,6 +121,7 @@ impl Failure {
         Self { fault, messages: crate::messages(error) }
     }
 
+    /// The error that this side returns for it.
     pub(super) fn error(self) -> Error {
         let fault = match self.fault {
             WireFault::Interrupt => return Error::Interrupted,

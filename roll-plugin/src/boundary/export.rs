@@ -1,5 +1,5 @@
 //! The plugin's side of a library: macros that export the components of a Rust crate, and the methods `describe`,
-//! `make` and `plan` that a plugin answers.
+//! `make` and `plan` that a plugin answers. P1 to P9 are the numbers of the contract in [`crate::abi`].
 
 use std::sync::Arc;
 
@@ -119,7 +119,7 @@ fn find<'a>(components: &[&'a Registration], kind: Kind, name: &str) -> Result<&
 
 /// Arguments of `make` and `plan`.
 #[derive(Deserialize)]
-struct Make {
+struct MakeOrPlan {
     kind: Kind,
     name: String,
     options: Options,
@@ -132,7 +132,7 @@ struct Make {
 
 /// Makes a component and passes its ownership to the host.
 fn make(components: &[&Registration], message: &Incoming) -> Result<Outgoing> {
-    let Make { kind, name, options, context, ranks, .. } = message.read()?;
+    let MakeOrPlan { kind, name, options, context, ranks, .. } = message.read()?;
     let registration = find(components, kind, &name)?;
     let mut context = context.ok_or_else(|| missing_argument("context"))?;
     if let Some(ranks) = ranks {
@@ -141,9 +141,10 @@ fn make(components: &[&Registration], message: &Incoming) -> Result<Outgoing> {
     Outgoing::of(&made_object(&registration.factory, &options, &context)?)
 }
 
-/// The needs of a run with a component. `None` if the component has no planner.
+/// Plans a run with a component by its [`Planner`]. Answers the algorithm's passes, the strategy's division or the
+/// model's needs. `None` if the component has no planner.
 fn plan(components: &[&Registration], message: &Incoming) -> Answered {
-    let Make { kind, name, options, context, input, .. } = message.read()?;
+    let MakeOrPlan { kind, name, options, context, input, .. } = message.read()?;
     match find(components, kind, &name)?.planner {
         Some(Planner::Algorithm(plan)) => Outgoing::of(&plan(&options)?).map(Some),
         Some(Planner::Strategy(plan)) => Outgoing::of(&plan(&options)?).map(Some),
@@ -160,6 +161,7 @@ fn missing_argument(argument: &str) -> Error {
     Error::Misuse(format!("the argument `{argument}` is missing"))
 }
 
+/// Makes a component, as an object whose ownership passes to the host.
 fn made_object(factory: &Factory, options: &Options, context: &BuildContext) -> Result<Gift> {
     Ok(match factory {
         Factory::Reward(make) => reward::give(make(options, context)?),
@@ -178,7 +180,7 @@ pub fn linked(names: &[(Kind, &str)]) -> Result<Vec<&'static Registration>> {
 
 /// Makes a crate of type `cdylib` a plugin that offers the given [`Registration`](crate::Registration)s.
 ///
-/// To be used once per crate. For a single component there are shorter macros, such as
+/// Use it once per crate. For a single component there are shorter macros, such as
 /// [`export_reward!`](crate::export_reward).
 #[macro_export]
 macro_rules! export_plugin {
@@ -258,8 +260,8 @@ macro_rules! __export {
 
 /// Makes a crate of type `cdylib` a plugin with one reward.
 ///
-/// The type may be its own options (`Default`, `Serialize` and `Deserialize` beside
-/// [`RewardScorer`](crate::RewardScorer)):
+/// The type of the reward may be the type of its options, too. It then implements `Default`, `Serialize` and
+/// `Deserialize` besides [`RewardScorer`](crate::RewardScorer):
 ///
 /// ```ignore
 /// roll_plugin::export_reward!("sharpness", "Contrast of neighbouring pixels", Sharpness);
@@ -323,9 +325,9 @@ macro_rules! __export_one {
     };
 }
 
-/// A [`Registration`](crate::Registration), for [`export_plugin!`](crate::export_plugin): variant of
-/// [`Factory`](crate::Factory), trait, section of the configuration, name, summary, type of the options, and a function
-/// of the options and the [`BuildContext`](crate::BuildContext).
+/// A [`Registration`](crate::Registration), for [`export_plugin!`](crate::export_plugin). The arguments are: variant of
+/// [`Factory`](crate::Factory), trait, name, summary, type of the options, and a function that makes the component from
+/// the options and the [`BuildContext`](crate::BuildContext).
 #[macro_export]
 macro_rules! component {
     ($kind:ident, $trait:ident, $name:literal, $summary:literal, $options:ty, $make:expr $(,)?) => {
@@ -349,7 +351,8 @@ macro_rules! component {
     };
 }
 
-/// Calls `make`. A closure that is passed here gets the types of its arguments from this signature.
+/// Calls `make`, for [`component!`](crate::component): a closure that is written in the arguments of the macro gets the
+/// types of its own arguments from this signature.
 pub fn made<O, T>(options: O, context: &BuildContext, make: impl FnOnce(O, &BuildContext) -> Result<T>) -> Result<T> {
     make(options, context)
 }

@@ -1,4 +1,5 @@
-//! The host's side of a library: loads a file, checks it, and makes its components entries of the registry.
+//! The host's side of a library: loads a file, checks it, and makes its components entries of the registry. P1 to P9
+//! are the numbers of the contract in [`crate::abi`].
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -38,7 +39,7 @@ pub struct Plugin {
     pub abi: [u32; 2],
     /// Whether the layout of its types was compared with the host's. Only Rust plugins with the feature `abi_stable`
     /// describe their types.
-    pub layout_checked: bool,
+    pub is_layout_checked: bool,
     /// Its components.
     pub components: Vec<&'static PluginComponent>,
 }
@@ -97,9 +98,9 @@ pub fn load(path: impl AsRef<Path>) -> Result<Plugin> {
 /// Opens a file that is not loaded yet. Each check makes the next step safe: see the order in [`crate::abi`].
 fn open(path: &Path) -> Result<Plugin> {
     object_file::check(path)?;
-    let library = library(path)?;
+    let library = open_library(path)?;
     let abi = checked_version(path, library)?;
-    let layout_checked = check_types(path, library)?;
+    let is_layout_checked = check_types(path, library)?;
     let call = symbol::<CallFn>(library, "roll_plugin_call\0");
     let call = *call.ok_or(PluginError::NotAPlugin { path: path.into(), symbol: "roll_plugin_call" })?;
 
@@ -110,7 +111,7 @@ fn open(path: &Path) -> Result<Plugin> {
     let described = unnamed.0.call("describe", &[("host", host(label))])?.ok_or_else(|| unnamed.0.lacks("describe"))?;
     let invalid_description = |e: Error| PluginError::Description { path: path.into(), problem: crate::one_line(&e) };
     let description: Description = described.read().map_err(invalid_description)?;
-    Ok(plugin_of(description, call, path, abi, layout_checked).map_err(invalid_description)?)
+    Ok(plugin_of(description, call, path, abi, is_layout_checked).map_err(invalid_description)?)
 }
 
 /// The host as an object that a plugin calls for as long as it is loaded. `label` precedes the plugin's messages.
@@ -118,8 +119,9 @@ fn host(label: String) -> &'static Loan<'static> {
     Box::leak(Box::new(log::host(label)))
 }
 
+/// Lets the system load a library, which is never unloaded (P3).
 #[cfg(unix)]
-fn library(path: &Path) -> Result<&'static libloading::Library> {
+fn open_library(path: &Path) -> Result<&'static libloading::Library> {
     use libloading::os::unix::{Library, RTLD_LOCAL, RTLD_NOW};
     // RTLD_NOW: a missing symbol is then an error here, and does not end the process later.
     // SAFETY: the library's initialisers run; the user chose to run this code.
@@ -128,8 +130,9 @@ fn library(path: &Path) -> Result<&'static libloading::Library> {
     Ok(Box::leak(Box::new(library.into())))
 }
 
+/// Lets the system load a library, which is never unloaded (P3).
 #[cfg(not(unix))]
-fn library(path: &Path) -> Result<&'static libloading::Library> {
+fn open_library(path: &Path) -> Result<&'static libloading::Library> {
     // SAFETY: the library's initialisers run; the user chose to run this code.
     let library = unsafe { libloading::Library::new(path) };
     let library = library.map_err(|source| PluginError::Open { path: path.into(), source })?;
@@ -191,7 +194,7 @@ fn plugin_of(
     call: CallFn,
     path: &Path,
     abi: [u32; 2],
-    layout_checked: bool,
+    is_layout_checked: bool,
 ) -> Result<Plugin> {
     let Description { name, version, authors, about, components } = description;
     if name.is_empty() || components.is_empty() {
@@ -207,7 +210,7 @@ fn plugin_of(
         }
         loaded.push(component);
     }
-    Ok(Plugin { name, version, authors, about, path: path.into(), abi, layout_checked, components: loaded })
+    Ok(Plugin { name, version, authors, about, path: path.into(), abi, is_layout_checked, components: loaded })
 }
 
 /// A component that a library describes, with its entry for the registry. Both are leaked, because the library is never
@@ -276,8 +279,7 @@ impl PluginComponent {
     /// Lets the library make the component.
     fn make(&self, options: &Options, context: &BuildContext) -> Result<Remote> {
         let options = self.complete("make", options)?;
-        // Other kinds get no ranks: only strategies and algorithms may enter collectives, which must have one order on
-        // all ranks.
+        // Only strategies and algorithms may enter collectives, which must have one order on all ranks.
         let ranks = match self.kind {
             Kind::Strategy | Kind::Algorithm => Some(communicator::give(context.ranks.clone())),
             Kind::Model | Kind::Reward | Kind::Environment => None,

@@ -1,4 +1,5 @@
-//! Forwards the events of a plugin, which has a `tracing` of its own, to the host.
+//! Forwards the events of a plugin, which has a `tracing` of its own, to the host. P4 is a number of the contract in
+//! [`crate::abi`].
 
 use std::fmt::Write;
 
@@ -79,6 +80,7 @@ impl Subscriber for Forward {
         Interest::sometimes()
     }
     fn new_span(&self, _: &Attributes<'_>) -> Id {
+        // Spans are ignored: all may have the same id.
         Id::from_u64(1)
     }
     fn record(&self, _: &Id, _: &Record<'_>) {}

@@ -1,8 +1,10 @@
-//! Reads memory of the other side: checks pointers and lengths before it makes slices and texts of them.
+//! Reads memory of the other side: checks pointers and lengths before it makes slices and texts of them. P9 is a number
+//! of the contract in [`crate::abi`].
 
 use crate::abi::RollStr;
 use crate::{Error, Result};
 
+/// The error of a list or text that cannot be memory of the other side.
 fn impossible(what: &str, len: usize, at: *const u8) -> Error {
     Error::Misuse(format!("a {what} of {len} values at {at:p} crossed the plugin boundary"))
 }

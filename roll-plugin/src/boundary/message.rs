@@ -22,13 +22,13 @@ use crate::{Error, Result, Tensor, TensorCarrier, with_carrier};
 
 /// Tensors and objects of a message that is being written.
 #[derive(Default)]
-struct Written {
+struct PartsToSend {
     tensors: RefCell<Vec<RollTensor>>,
     objects: RefCell<Vec<RollObject>>,
 }
 
 /// Tensors and objects of a message of the other side. `None` is one that was taken out.
-struct Received {
+struct ReceivedParts {
     tensors: RefCell<Vec<Option<RollTensor>>>,
     objects: RefCell<Vec<Option<RollObject>>>,
     /// Ownership of the tensors. An object says itself whether it is lent ([`take_object`]).
@@ -49,15 +49,15 @@ enum Ownership {
 /// The message whose value a thread is writing or reading.
 #[derive(Clone)]
 enum Current {
-    Written(Rc<Written>),
-    Received(Rc<Received>),
+    Written(Rc<PartsToSend>),
+    Read(Rc<ReceivedParts>),
 }
 
 thread_local! {
     static CURRENT: RefCell<Option<Current>> = const { RefCell::new(None) };
 }
 
-/// Puts the previous message back when it is dropped, also by a panic.
+/// Makes the previous message current again when this value is dropped, also by a panic.
 struct RestorePrevious(Option<Current>);
 
 impl Drop for RestorePrevious {
@@ -70,7 +70,7 @@ impl Drop for RestorePrevious {
 fn within<R>(current: Current, f: impl FnOnce() -> R) -> R {
     let carrier: Rc<dyn TensorCarrier> = match current.clone() {
         Current::Written(parts) => parts,
-        Current::Received(parts) => parts,
+        Current::Read(parts) => parts,
     };
     let _restore = RestorePrevious(CURRENT.replace(Some(current)));
     with_carrier(carrier, f)
@@ -87,36 +87,36 @@ fn push<T>(list: &RefCell<Vec<T>>, item: T) -> usize {
     list.len() - 1
 }
 
-/// The message that this thread writes.
-fn written() -> Result<Rc<Written>> {
+/// The parts of the message that this thread writes.
+fn parts_to_send() -> Result<Rc<PartsToSend>> {
     CURRENT.with_borrow(|current| match current {
         Some(Current::Written(parts)) => Ok(parts.clone()),
         _ => Err(misplaced("an object of this side")),
     })
 }
 
-/// The message that this thread reads.
-fn received() -> Result<Rc<Received>> {
+/// The parts of the message that this thread reads.
+fn received_parts() -> Result<Rc<ReceivedParts>> {
     CURRENT.with_borrow(|current| match current {
-        Some(Current::Received(parts)) => Ok(parts.clone()),
+        Some(Current::Read(parts)) => Ok(parts.clone()),
         _ => Err(misplaced("an object of the other side")),
     })
 }
 
 /// Adds an object to the message that this thread writes, and returns its number.
 pub(super) fn put_object(object: RollObject) -> Result<usize> {
-    Ok(push(&written()?.objects, object))
+    Ok(push(&parts_to_send()?.objects, object))
 }
 
 /// Adds a list that is lent for the call to the message that this thread writes, as a tensor, and returns its number.
 pub(super) fn put_list(list: RollTensor) -> Result<usize> {
-    Ok(push(&written()?.tensors, list))
+    Ok(push(&parts_to_send()?.tensors, list))
 }
 
 /// Takes an object out of the message that this thread reads. If it has a `release`, it belongs to the caller now (P2);
 /// otherwise it is lent (P1).
 pub(super) fn take_object(number: usize) -> Result<(RollObject, Source)> {
-    let parts = received()?;
+    let parts = received_parts()?;
     let object = parts.objects.borrow_mut().get_mut(number).and_then(Option::take);
     let missing = || Error::Misuse(format!("the message has no object {number}, or names it twice"));
     Ok((object.ok_or_else(missing)?, parts.source.clone()))
@@ -124,14 +124,14 @@ pub(super) fn take_object(number: usize) -> Result<(RollObject, Source)> {
 
 /// Takes a lent list out of the message that this thread reads. Returns the list's address and length.
 pub(super) fn take_lent_list(number: usize) -> Result<(*mut f32, usize)> {
-    let parts = received()?;
+    let parts = received_parts()?;
     let list = *tensor_at(&parts.tensors.borrow(), number)?;
     // Taken out, because the callee may write to the list, and nothing else may refer to its bytes then.
     parts.tensors.borrow_mut()[number] = None;
     // SAFETY: P1 and P9: the message has the arguments of the present call.
     let address_and_length = unsafe { tensor::list_of(&list) };
     if parts.ownership == Ownership::Owned {
-        // SAFETY: P2: the list was taken out of the message, so that nobody else releases it.
+        // SAFETY: P2. The list was taken out of the message: nobody else releases it.
         unsafe { tensor::release(&list) };
         return Err(Error::Misuse("an answer cannot lend a list".into()));
     }
@@ -143,7 +143,7 @@ fn tensor_at(tensors: &[Option<RollTensor>], number: usize) -> Result<&RollTenso
     tensors.get(number).and_then(Option::as_ref).ok_or_else(missing)
 }
 
-impl TensorCarrier for Written {
+impl TensorCarrier for PartsToSend {
     fn put(&self, tensor: &Tensor) -> Result<usize> {
         Ok(push(&self.tensors, tensor::share(tensor)))
     }
@@ -152,7 +152,7 @@ impl TensorCarrier for Written {
     }
 }
 
-impl TensorCarrier for Received {
+impl TensorCarrier for ReceivedParts {
     fn put(&self, _: &Tensor) -> Result<usize> {
         Err(misplaced("a tensor"))
     }
@@ -163,7 +163,7 @@ impl TensorCarrier for Received {
             return unsafe { tensor::receive(&tensor) };
         }
         self.tensors.borrow_mut()[number] = None;
-        // SAFETY: P2 and P9; the tensor was taken out of the message, so that nobody else releases it.
+        // SAFETY: P2 and P9. The tensor was taken out of the message: nobody else releases it.
         unsafe { tensor::take(tensor) }
     }
 }
@@ -185,14 +185,14 @@ pub(super) type Named<'a> = [(&'static str, &'a dyn Write)];
 /// A message that this side writes: the arguments of a call, or an answer.
 pub(super) struct Outgoing {
     body: Vec<u8>,
-    parts: Rc<Written>,
+    parts: Rc<PartsToSend>,
 }
 
 impl Outgoing {
     /// Writes the arguments of a call. The message may point into their values, so they must live until the call is
     /// over.
     pub(super) fn arguments(named: &Named<'_>) -> Result<Self> {
-        Self::written(|body| {
+        Self::with_body(|body| {
             body.push(b'{');
             for (position, (name, value)) in named.iter().enumerate() {
                 if position > 0 {
@@ -209,13 +209,17 @@ impl Outgoing {
 
     /// Writes a message of one value.
     pub(super) fn of(value: &impl Serialize) -> Result<Self> {
-        Self::written(|body| value.write(body))
+        Self::with_body(|body| value.write(body))
     }
 
-    fn written(write: impl FnOnce(&mut Vec<u8>) -> serde_json::Result<()>) -> Result<Self> {
-        let mut message = Self { body: Vec::with_capacity(128), parts: Rc::default() };
-        let written = within(Current::Written(message.parts.clone()), || write(&mut message.body));
-        written.map_err(|e| Error::Misuse(format!("a value cannot be written as a message: {e}")))?;
+    /// The message whose body `write` appends to an empty list of bytes. The tensors and objects that it writes are the
+    /// parts of the message.
+    fn with_body(write: impl FnOnce(&mut Vec<u8>) -> serde_json::Result<()>) -> Result<Self> {
+        /// First allocation of a body, in bytes.
+        const INITIAL_CAPACITY: usize = 128;
+        let mut message = Self { body: Vec::with_capacity(INITIAL_CAPACITY), parts: Rc::default() };
+        let result = within(Current::Written(message.parts.clone()), || write(&mut message.body));
+        result.map_err(|e| Error::Misuse(format!("a value cannot be written as a message: {e}")))?;
         Ok(message)
     }
 
@@ -232,9 +236,9 @@ impl Outgoing {
         }
     }
 
-    /// Ends the ownership of the objects in the arguments: once the call was made, the callee owns them (P2), and this
+    /// Ends the ownership of the objects in the arguments. Once the call was made, the callee owns them (P2), and this
     /// message must not release them.
-    pub(super) fn sent(self) {
+    pub(super) fn disown_objects(self) {
         self.parts.objects.take();
     }
 
@@ -264,7 +268,8 @@ impl Outgoing {
 impl Drop for Outgoing {
     fn drop(&mut self) {
         for tensor in self.parts.tensors.take() {
-            // SAFETY: made by `share`, or without a `release`. A receiver that keeps a tensor has retained it.
+            // SAFETY: P2: the tensor was made by `tensor::share`, or has no `release`. A receiver that keeps it has
+            // retained it.
             unsafe { tensor::release(&tensor) };
         }
         for object in self.parts.objects.take() {
@@ -277,7 +282,7 @@ impl Drop for Outgoing {
 /// A message of the other side: the arguments of a call, or an answer.
 pub(super) struct Incoming {
     message: RollMessage,
-    parts: Rc<Received>,
+    parts: Rc<ReceivedParts>,
 }
 
 impl Incoming {
@@ -306,7 +311,7 @@ impl Incoming {
     unsafe fn new(message: RollMessage, source: Source, ownership: Ownership) -> Result<Self> {
         let (tensors, objects) = (RefCell::default(), RefCell::default());
         // Made before anything can fail, because its drop releases the message.
-        let incoming = Self { message, parts: Rc::new(Received { tensors, objects, ownership, source }) };
+        let incoming = Self { message, parts: Rc::new(ReceivedParts { tensors, objects, ownership, source }) };
         // SAFETY: as the caller promises.
         unsafe {
             let tensors = slice(message.tensors, message.tensor_count)?;
@@ -328,8 +333,8 @@ impl Incoming {
     /// argument.
     pub(super) fn read<T: DeserializeOwned>(&self) -> Result<T> {
         let body = if self.body().is_empty() { "null" } else { self.body() };
-        let read = within(Current::Received(self.parts.clone()), || serde_json::from_str(body));
-        read.map_err(|e| Error::Misuse(format!("a message is not JSON of the expected kind: {e}")))
+        let result = within(Current::Read(self.parts.clone()), || serde_json::from_str(body));
+        result.map_err(|e| Error::Misuse(format!("a message is not JSON of the expected kind: {e}")))
     }
 }
 

@@ -1,5 +1,5 @@
 //! Objects across the boundary: objects of this side, which the other side calls ([`Loan`], [`Gift`]), and objects of
-//! the other side ([`Remote`]).
+//! the other side ([`Remote`]). P1 to P9 are the numbers of the contract in [`crate::abi`].
 
 use std::cell::{Cell, RefCell};
 use std::ffi::c_void;
@@ -31,7 +31,7 @@ pub(super) unsafe fn respond(answer: *mut RollMessage, f: impl FnOnce() -> Answe
     let (status, message) = match result {
         Ok(Some(message)) => (OK, message),
         Ok(None) => return NO_METHOD,
-        // A failure consists of texts, which can always be written as JSON: there is an answer in practice.
+        // A failure consists of texts, which can always be written as JSON. The case without an answer never happens.
         Err(failure) => match Outgoing::of(&failure) {
             Ok(message) => (FAILED, message),
             Err(_) => return FAILED,
@@ -140,13 +140,13 @@ unsafe extern "C" fn release(state: *mut c_void) {
 pub(super) struct Loan<'a>(Box<Served<'a>>);
 
 impl<'a> Loan<'a> {
-    /// An object that one thread at a time calls.
+    /// Lends an object that one thread at a time calls.
     pub(super) fn exclusive(answer: impl FnMut(&str, &Incoming) -> Answered + 'a) -> Self {
         let methods = Methods::Exclusive(Mutex::new(Box::new(answer)));
         Self(Box::new(Served { methods, poison: Poison::default() }))
     }
 
-    /// An object that several threads may call at once.
+    /// Lends an object that several threads may call at once.
     pub(super) fn shared(answer: impl Fn(&str, &Incoming) -> Answered + Sync + 'a) -> Self {
         Self(Box::new(Served { methods: Methods::Shared(Box::new(answer)), poison: Poison::default() }))
     }
@@ -160,7 +160,7 @@ impl Serialize for Loan<'_> {
 }
 
 /// An object of this side whose ownership passes to the other side with the message that it is written in (P2). The
-/// cell is empty after that.
+/// cell is empty once the object has been written.
 pub(super) struct Gift(Cell<Option<Box<Served<'static>>>>);
 
 impl Gift {
@@ -216,6 +216,7 @@ impl Remote {
 
     /// Calls a method. Returns `None` if the object has no such method.
     pub(super) fn call(&self, method: &'static str, arguments: &Named<'_>) -> Result<Option<Incoming>> {
+        // A plugin in C may leave the function null.
         let function = self.object.call.ok_or_else(|| Error::Misuse("an object has no function".into()));
         let function = self.blame(method, function)?;
         let message = self.blame(method, Outgoing::arguments(arguments))?;
@@ -224,7 +225,7 @@ impl Remote {
         let _entered = self.source.entered(method);
         // SAFETY: P1 and P7; the object is not released.
         let status = unsafe { function(self.object.state, RollStr::lend(method), &message.lend(), &mut answer) };
-        message.sent();
+        message.disown_objects();
         if status == NO_METHOD {
             return Ok(None);
         }

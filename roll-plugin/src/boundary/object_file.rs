@@ -8,15 +8,19 @@ use std::path::Path;
 use super::error::PluginError;
 
 /// Bytes of the ELF header of a 64-bit file.
-const HEADER: usize = 64;
+const HEADER_BYTES: usize = 64;
 /// Bytes of one program header, which describes a segment.
-const SEGMENT: usize = 56;
+const SEGMENT_BYTES: usize = 56;
 /// Bytes of one section header.
-const SECTION: usize = 64;
+const SECTION_BYTES: usize = 64;
 /// `sh_type` of a section without bytes in the file, such as `.bss` (`SHT_NOBITS`).
 const NO_BITS: u32 = 8;
+/// `EI_CLASS` of files of 64 bits.
+const CLASS_64_BITS: u8 = 2;
+/// `EI_DATA` of files with little-endian numbers.
+const LITTLE_ENDIAN: u8 = 1;
 /// `e_type` of shared objects (`ET_DYN`).
-const SHARED: u16 = 3;
+const SHARED_OBJECT: u16 = 3;
 
 /// `e_machine` by Rust's name of the architecture.
 const MACHINES: [(&str, u16); 9] = [
@@ -51,12 +55,12 @@ fn check_elf(bytes: &[u8], arch: &str) -> Result<(), String> {
     if !bytes.starts_with(b"\x7fELF") {
         return Err("it is not a shared library (it does not begin as an ELF file)".into());
     }
-    if bytes.len() < HEADER {
-        return Err(format!("it is cut off: {} bytes, the header alone has {HEADER}", bytes.len()));
+    if bytes.len() < HEADER_BYTES {
+        return Err(format!("it is cut off: {} bytes, the header alone has {HEADER_BYTES}", bytes.len()));
     }
-    // EI_CLASS (2: 64 bits) and EI_DATA (1: little-endian).
+    // EI_CLASS and EI_DATA.
     let (class, byte_order) = (bytes[4], bytes[5]);
-    if class != 2 || byte_order != 1 {
+    if class != CLASS_64_BITS || byte_order != LITTLE_ENDIAN {
         return Err("it is built for another kind of machine (expected 64 bits, little-endian)".into());
     }
     let machine = u16_at(bytes, 18); // e_machine
@@ -67,29 +71,34 @@ fn check_elf(bytes: &[u8], arch: &str) -> Result<(), String> {
         return Err(format!("it is built for {found}, this program runs on {arch}"));
     }
     // e_type
-    if u16_at(bytes, 16) != SHARED {
+    if u16_at(bytes, 16) != SHARED_OBJECT {
         return Err("it is not a shared library but an ELF file of another type".into());
     }
-    // The end of the last segment or section in the file.
-    let mut end = 0u64;
-    // e_phoff, e_phentsize, e_phnum
-    let segments = Table { offset: u64_at(bytes, 32), entry_bytes: u16_at(bytes, 54), count: u16_at(bytes, 56) };
-    for entry in segments.entries(bytes, SEGMENT)? {
-        // p_offset, p_filesz
-        end = end.max(sum(u64_at(entry, 8), u64_at(entry, 32))?);
-    }
-    // e_shoff, e_shentsize, e_shnum
-    let sections = Table { offset: u64_at(bytes, 40), entry_bytes: u16_at(bytes, 58), count: u16_at(bytes, 60) };
-    for entry in sections.entries(bytes, SECTION)? {
-        // sh_type, sh_offset, sh_size
-        if u32_at(entry, 4) != NO_BITS {
-            end = end.max(sum(u64_at(entry, 24), u64_at(entry, 32))?);
-        }
-    }
+    let end = end_of_contents(bytes)?;
     if end > bytes.len() as u64 {
         return Err(format!("it is cut off: its header promises {end} bytes, the file has {}", bytes.len()));
     }
     Ok(())
+}
+
+/// The end of the last segment or section that the header of an ELF file lists.
+fn end_of_contents(bytes: &[u8]) -> Result<u64, String> {
+    let mut end = 0u64;
+    // e_phoff, e_phentsize, e_phnum
+    let segments = Table { offset: u64_at(bytes, 32), entry_bytes: u16_at(bytes, 54), count: u16_at(bytes, 56) };
+    for entry in segments.entries(bytes, SEGMENT_BYTES)? {
+        // p_offset, p_filesz
+        end = end.max(checked_sum(u64_at(entry, 8), u64_at(entry, 32))?);
+    }
+    // e_shoff, e_shentsize, e_shnum
+    let sections = Table { offset: u64_at(bytes, 40), entry_bytes: u16_at(bytes, 58), count: u16_at(bytes, 60) };
+    for entry in sections.entries(bytes, SECTION_BYTES)? {
+        // sh_type, sh_offset, sh_size
+        if u32_at(entry, 4) != NO_BITS {
+            end = end.max(checked_sum(u64_at(entry, 24), u64_at(entry, 32))?);
+        }
+    }
+    Ok(end)
 }
 
 /// A table of segments or sections, as the header describes it.
@@ -109,7 +118,7 @@ impl Table {
         if count > 0 && usize::from(entry_bytes) != expected {
             return Err(format!("its header is damaged: table entries of {entry_bytes} bytes, expected {expected}"));
         }
-        let end = sum(offset, u64::from(entry_bytes) * u64::from(count))?;
+        let end = checked_sum(offset, u64::from(entry_bytes) * u64::from(count))?;
         let range = usize::try_from(offset).ok().zip(usize::try_from(end).ok());
         let table = range.and_then(|(offset, end)| bytes.get(offset..end)).unwrap_or_default();
         if count > 0 && table.is_empty() {
@@ -121,7 +130,7 @@ impl Table {
 }
 
 /// The sum of an offset and a length of the header, which may be anything.
-fn sum(a: u64, b: u64) -> Result<u64, String> {
+fn checked_sum(a: u64, b: u64) -> Result<u64, String> {
     a.checked_add(b).ok_or_else(|| "its header is damaged: an offset beyond all bounds".into())
 }
 
@@ -145,10 +154,10 @@ mod tests {
     fn elf(machine: u16) -> Vec<u8> {
         let mut bytes = vec![0u8; 4096];
         bytes[..6].copy_from_slice(b"\x7fELF\x02\x01");
-        bytes[16..18].copy_from_slice(&SHARED.to_le_bytes());
+        bytes[16..18].copy_from_slice(&SHARED_OBJECT.to_le_bytes());
         bytes[18..20].copy_from_slice(&machine.to_le_bytes());
         bytes[32..40].copy_from_slice(&64u64.to_le_bytes());
-        bytes[54..56].copy_from_slice(&(SEGMENT as u16).to_le_bytes());
+        bytes[54..56].copy_from_slice(&(SEGMENT_BYTES as u16).to_le_bytes());
         bytes[56..58].copy_from_slice(&1u16.to_le_bytes());
         bytes[64 + 32..64 + 40].copy_from_slice(&4096u64.to_le_bytes());
         bytes

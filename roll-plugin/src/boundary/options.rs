@@ -34,8 +34,8 @@ impl OptionSpec {
         defaults.into_iter().map(spec).collect()
     }
 
-    #[cfg(feature = "host")]
     /// The option as a key of the configuration.
+    #[cfg(feature = "host")]
     pub(super) fn key(&self) -> Key {
         Key {
             name: self.name.clone(),
@@ -47,26 +47,26 @@ impl OptionSpec {
         }
     }
 
-    #[cfg(feature = "host")]
     /// The defaults by name.
+    #[cfg(feature = "host")]
     pub(super) fn defaults(specs: &[Self]) -> Options {
         specs.iter().map(|s| (s.name.clone(), s.default.clone())).collect()
     }
 }
 
-#[cfg(feature = "host")]
 /// Adds the defaults of missing options to `options`. Fails on unknown options and on values of the wrong kind.
-/// `prefix` is the section of the configuration, for error messages.
-pub(super) fn complete(prefix: &str, specs: &[OptionSpec], options: &Options) -> Result<Options> {
+/// `section` is the section of the configuration, for error messages.
+#[cfg(feature = "host")]
+pub(super) fn complete(section: &str, specs: &[OptionSpec], options: &Options) -> Result<Options> {
     for (name, value) in options {
         let Some(spec) = specs.iter().find(|s| s.name == *name) else {
             let near = crate::nearest(name, specs.iter().map(|s| s.name.as_str()));
             let hint = near.map(|n| format!("; did you mean `{n}`?")).unwrap_or_default();
-            return Err(Error::config(format!("{prefix}.{name}"), format!("unknown key{hint}")));
+            return Err(Error::config(format!("{section}.{name}"), format!("unknown key{hint}")));
         };
         if !spec.kind.admits(value) {
             let problem = format!("expected {}, found {value}", spec.kind.words());
-            return Err(Error::config(format!("{prefix}.{name}"), problem));
+            return Err(Error::config(format!("{section}.{name}"), problem));
         }
     }
     let mut whole = OptionSpec::defaults(specs);

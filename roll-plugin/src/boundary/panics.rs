@@ -1,4 +1,4 @@
-//! Catches panics at the boundary (P5).
+//! Catches panics at the boundary (P5 of the contract in [`crate::abi`]).
 
 use std::cell::RefCell;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -1,4 +1,4 @@
-//! [`Progress`] across the boundary.
+//! [`Progress`] across the boundary. P4 is a number of the contract in [`crate::abi`].
 
 use super::object::{Loan, Remote};
 use super::remote::{Argument, remote};

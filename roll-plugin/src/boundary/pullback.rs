@@ -23,7 +23,7 @@ struct Pull {
 }
 
 /// Hands over a pullback, which can be called once.
-fn give(pullback: Pullback) -> Gift {
+fn give_pullback(pullback: Pullback) -> Gift {
     let mut pullback = Some(pullback);
     Gift::exclusive(move |method, message| match method {
         "pull" => {
@@ -35,18 +35,18 @@ fn give(pullback: Pullback) -> Gift {
     })
 }
 
-/// The pullback for an object of the other side.
-fn take(pullback: Remote) -> Pullback {
+/// The pullback that calls an object of the other side.
+fn take_pullback(pullback: Remote) -> Pullback {
     Pullback::new(move |cotangent| pullback.call_required("pull", &[("cotangent", cotangent)]))
 }
 
 impl<T: Fact> Answer for (T, Option<Pullback>) {
     fn give(self) -> impl Serialize {
-        Recorded { result: self.0, pullback: self.1.map(give) }
+        Recorded { result: self.0, pullback: self.1.map(give_pullback) }
     }
     fn take(message: &Incoming) -> Result<Self> {
         let Recorded::<T, Option<Remote>> { result, pullback } = message.read()?;
-        Ok((result, pullback.map(take)))
+        Ok((result, pullback.map(take_pullback)))
     }
 }
 

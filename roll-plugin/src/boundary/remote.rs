@@ -1,5 +1,6 @@
 //! The macro [`remote!`], the one declaration of a trait at the boundary, from which both sides follow; and the types
-//! that may be arguments and results of its methods ([`Argument`], [`Answer`]).
+//! that may be arguments and results of its methods ([`Argument`], [`Answer`]). P1 to P9 are the numbers of the
+//! contract in [`crate::abi`].
 
 use std::ops::Range;
 use std::time::Duration;
@@ -21,7 +22,7 @@ pub(super) fn log(error: &crate::Error) {
     tracing::error!("{}", crate::one_line(error));
 }
 
-/// Declares the methods of a trait that cross, as the trait has them. Generates both sides:
+/// Declares the methods of a trait that cross the boundary, with the signatures of the trait. Generates both sides:
 ///
 /// - the called side, for an object of this side: the function `answer(target, method, message)`, and `answer_shared`
 ///   for the methods by `&self`;

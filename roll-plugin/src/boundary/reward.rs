@@ -47,7 +47,7 @@ remote! {
     }
 }
 
-/// Facts of a scorer that do not change, asked for once. Missing ones have the defaults of the trait.
+/// Facts of a scorer that do not change, asked for once. A missing fact has the default of the trait.
 #[derive(Serialize, Deserialize)]
 struct About {
     name: String,

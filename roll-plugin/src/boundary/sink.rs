@@ -1,4 +1,5 @@
-//! [`GradientSink`] across the boundary: called from the threads of a pull.
+//! [`GradientSink`] across the boundary: called from the threads of a pull. P1 to P9 are the numbers of the contract in
+//! [`crate::abi`].
 
 use std::sync::Arc;
 

@@ -1,4 +1,5 @@
-//! The owner of an object of the other side: the host, or a plugin that error messages name.
+//! The owner of an object of the other side: the host, or a plugin that error messages name. P2 and P3 are numbers of
+//! the contract in [`crate::abi`].
 
 #[cfg(feature = "host")]
 use std::{path::PathBuf, sync::Arc};
@@ -36,6 +37,7 @@ impl Origin {
 }
 
 impl Source {
+    /// Whether the owner is a plugin, and not the host.
     pub(super) fn is_plugin(&self) -> bool {
         !matches!(self, Self::Host)
     }
@@ -71,7 +73,7 @@ impl Source {
         match self {
             // Errors of the host stay as they are.
             Self::Host => problem,
-            // So does an interrupt, which is no failure of the plugin.
+            // An interrupt is no failure of the plugin.
             #[cfg(feature = "host")]
             Self::Plugin(_) if matches!(problem, Error::Interrupted) => problem,
             #[cfg(feature = "host")]

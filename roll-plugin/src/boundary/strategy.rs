@@ -1,4 +1,4 @@
-//! [`Strategy`] across the boundary.
+//! [`Strategy`] across the boundary. P5 is a number of the contract in [`crate::abi`].
 
 use std::sync::Arc;
 
@@ -47,8 +47,8 @@ pub(super) struct RemoteStrategy {
 
 impl RemoteStrategy {
     pub(super) fn new(remote: Remote) -> Result<Self> {
-        let ranks = remote.call("ranks", &[])?.ok_or_else(|| remote.lacks("ranks"))?;
-        let ranks = remote.blame("ranks", ranks.read().and_then(RemoteCommunicator::new))?;
+        let answer = remote.call("ranks", &[])?.ok_or_else(|| remote.lacks("ranks"))?;
+        let ranks = remote.blame("ranks", answer.read().and_then(RemoteCommunicator::new))?;
         Ok(Self { remote, ranks: StrategyRanks::new(Arc::new(ranks)) })
     }
 
@@ -57,8 +57,8 @@ impl RemoteStrategy {
     /// of its own.
     fn refuse_sharded_weights(&self, model: &dyn Model) -> Result<()> {
         let placements = [self.weight_placement(), model.distribution().weights];
-        let sharded = placements.contains(&Some(WeightPlacement::Sharded)) && self.ranks.all.world_size() > 1;
-        if sharded && self.remote.source.is_plugin() {
+        let is_sharded = placements.contains(&Some(WeightPlacement::Sharded)) && self.ranks.all.world_size() > 1;
+        if is_sharded && self.remote.source.is_plugin() {
             return Err(Error::config(
                 "strategy.name",
                 "weights that are sharded over the ranks need the strategy that is linked in: leave its plugin out",

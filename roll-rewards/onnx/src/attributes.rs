@@ -8,7 +8,7 @@ use onnx_rs::ast;
 
 use super::error::Problem;
 use super::tensor_proto;
-use super::value::Constant;
+use super::value::{Constant, MAX_HOST_FLOATS};
 
 /// The attributes of a node that have not been read.
 pub(super) struct Attributes<'a> {
@@ -16,6 +16,7 @@ pub(super) struct Attributes<'a> {
 }
 
 impl<'a> Attributes<'a> {
+    /// The attributes of `node`. Fails if an attribute appears twice or refers to an attribute of a function.
     pub fn of(node: &'a ast::Node<'a>) -> Result<Self, Problem> {
         let mut unread = BTreeMap::new();
         for attribute in &node.attribute {
@@ -33,6 +34,7 @@ impl<'a> Attributes<'a> {
         Ok(Self { unread })
     }
 
+    /// Removes an attribute from the unread ones; `None` if it is missing. Fails if it has another type than `kind`.
     fn take(&mut self, name: &str, kind: ast::AttributeType) -> Result<Option<&'a ast::Attribute<'a>>, Problem> {
         match self.unread.remove(name) {
             // Early exporters left the type out.
@@ -115,15 +117,23 @@ pub(super) fn sizes(name: &str, ints: &[i64], least: i64) -> Result<Vec<usize>, 
         .ok_or_else(|| format!("`{name}` should be at least {least} and at most 2^31, found {ints:?}").into())
 }
 
+/// An input of a node, as far as it is known when its operator is built.
+#[derive(Clone, Copy)]
+pub(super) enum SpecInput<'n> {
+    /// An optional input that is left out.
+    Absent,
+    /// A value that is computed when the graph runs.
+    Computed,
+    Constant(&'n Constant),
+}
+
 /// The parts of a node from which its operator is built.
 pub(super) struct OperatorSpec<'n, 'a> {
     pub operator: &'a str,
     /// The version of the default operator set.
     pub opset: i64,
     pub attributes: Attributes<'a>,
-    /// The inputs: `None` for an input that is left out, `Some(None)` for an input that is computed when the graph
-    /// runs, `Some(Some(_))` for a constant.
-    pub inputs: Vec<Option<Option<&'n Constant>>>,
+    pub inputs: Vec<SpecInput<'n>>,
     /// Number of outputs that have a name.
     pub outputs: usize,
     /// Number of outputs up to the last one that is read.
@@ -134,17 +144,17 @@ pub(super) struct OperatorSpec<'n, 'a> {
 
 impl<'n> OperatorSpec<'n, '_> {
     /// Whether the node has the input `index`.
-    pub fn has(&self, index: usize) -> bool {
-        self.inputs.get(index).is_some_and(Option::is_some)
+    pub fn has_input(&self, index: usize) -> bool {
+        self.inputs.get(index).is_some_and(|input| !matches!(input, SpecInput::Absent))
     }
 
     /// The constant at input `index`; `None` if the input is left out. Fails if the input is not constant. `what` is
     /// the input's name in the error.
     pub fn constant(&self, index: usize, what: &str) -> Result<Option<&'n Constant>, Problem> {
-        match self.inputs.get(index).copied().flatten() {
-            None => Ok(None),
-            Some(Some(constant)) => Ok(Some(constant)),
-            Some(None) => Err(format!("`{what}` must be a constant of the file here").into()),
+        match self.inputs.get(index).copied() {
+            None | Some(SpecInput::Absent) => Ok(None),
+            Some(SpecInput::Constant(constant)) => Ok(Some(constant)),
+            Some(SpecInput::Computed) => Err(format!("`{what}` must be a constant of the file here").into()),
         }
     }
 
@@ -152,7 +162,7 @@ impl<'n> OperatorSpec<'n, '_> {
     pub fn constant_floats(&self, index: usize, what: &str) -> Result<Option<&'n [f32]>, Problem> {
         let Some(constant) = self.constant(index, what)? else { return Ok(None) };
         let floats = constant.floats.as_deref();
-        floats.map(Some).ok_or_else(|| format!("`{what}` should be at most 64 floats").into())
+        floats.map(Some).ok_or_else(|| format!("`{what}` should be at most {MAX_HOST_FLOATS} floats").into())
     }
 
     /// The constant integers at input `index`; see [`OperatorSpec::constant`].
@@ -163,7 +173,15 @@ impl<'n> OperatorSpec<'n, '_> {
 
     /// The shape of the constant at input `index`; `None` if the input is not constant.
     pub fn constant_shape(&self, index: usize) -> Option<&'n [usize]> {
-        self.inputs.get(index).copied().flatten().flatten().map(|c| c.value.shape())
+        self.constant_if_known(index).map(|constant| constant.value.shape())
+    }
+
+    /// The constant at input `index`; `None` if the input is not constant.
+    pub fn constant_if_known(&self, index: usize) -> Option<&'n Constant> {
+        match self.inputs.get(index).copied() {
+            Some(SpecInput::Constant(constant)) => Some(constant),
+            _ => None,
+        }
     }
 
     /// A list of integers that is an attribute in older operator sets and the input `index` in newer operator sets;
@@ -176,9 +194,11 @@ impl<'n> OperatorSpec<'n, '_> {
     }
 
     /// Fails unless the node has a number of inputs in `inputs`, and only the first `outputs` of its outputs are read.
-    pub fn arity(&self, inputs: std::ops::RangeInclusive<usize>, outputs: usize) -> Result<(), Problem> {
+    pub fn check_arity(&self, inputs: std::ops::RangeInclusive<usize>, outputs: usize) -> Result<(), Problem> {
         let given = self.inputs.len();
-        if !inputs.contains(&given) || self.inputs[..*inputs.start()].iter().any(Option::is_none) {
+        if !inputs.contains(&given)
+            || self.inputs[..*inputs.start()].iter().any(|input| matches!(input, SpecInput::Absent))
+        {
             return Err(format!("expected {inputs:?} inputs, found {given} or a missing one").into());
         }
         let read = self.read_outputs;

@@ -25,9 +25,10 @@ pub(super) fn execute(
 ) -> Result<Vec<Value>, OnnxError> {
     let element_limit = element_limit(graph, inputs);
     let mut budget = element_limit.saturating_mul(MAX_TOTAL);
+    // A guard: the limit applies until the end of this function.
     let _limit = ElementLimit::new(element_limit);
-    let wanted = &graph.outputs[wanted];
-    let liveness = Liveness::new(graph, wanted);
+    let wanted_slots = &graph.outputs[wanted];
+    let liveness = Liveness::new(graph, wanted_slots);
     let mut values: Vec<Option<Value>> = vec![None; graph.slot_count];
     for (&slot, input) in graph.input_slots.iter().zip(inputs) {
         values[slot] = Some(input.clone());
@@ -37,14 +38,11 @@ pub(super) fn execute(
             continue;
         }
         let outputs = {
-            let inputs: Vec<Option<&Value>> = node
-                .inputs
-                .iter()
-                .map(|slot| slot.and_then(|s| values[s].as_ref().or(graph.constants[s].as_ref().map(|c| &c.value))))
-                .collect();
+            let inputs: Vec<Option<&Value>> =
+                node.inputs.iter().map(|slot| slot.and_then(|slot| value_in(slot, &values, graph))).collect();
             run_node(node, &inputs, Run { items }).map_err(|problem| graph.node_error(node, problem))?
         };
-        let computed: usize = outputs.iter().map(count).sum();
+        let computed: usize = outputs.iter().map(element_count).sum();
         budget = budget.checked_sub(computed).ok_or_else(|| {
             let problem = format!("the values up to here have more than {MAX_TOTAL} times {element_limit} elements");
             graph.node_error(node, problem.into())
@@ -60,11 +58,10 @@ pub(super) fn execute(
             }
         }
     }
-    wanted
+    wanted_slots
         .iter()
         .map(|&slot| {
-            let value = values[slot].as_ref().or(graph.constants[slot].as_ref().map(|c| &c.value));
-            value.cloned().ok_or_else(|| OnnxError::BadFile {
+            value_in(slot, &values, graph).cloned().ok_or_else(|| OnnxError::BadFile {
                 path: graph.path.clone(),
                 problem: "an output was not computed".into(),
             })
@@ -74,12 +71,17 @@ pub(super) fn execute(
 
 /// The greatest number of elements that one value may have in a run with these inputs.
 fn element_limit(graph: &Graph, inputs: &[Value]) -> usize {
-    let input_elements: usize = inputs.iter().map(count).sum();
+    let input_elements: usize = inputs.iter().map(element_count).sum();
     let weights = graph.constant_elements().saturating_add(graph.fused_elements);
     input_elements.saturating_mul(PER_INPUT_ELEMENT).saturating_add(weights).saturating_add(FOR_ANY_INPUT)
 }
 
-fn count(value: &Value) -> usize {
+/// The value in `slot`: a computed one, or a constant.
+fn value_in<'a>(slot: usize, computed: &'a [Option<Value>], graph: &'a Graph) -> Option<&'a Value> {
+    computed[slot].as_ref().or(graph.constants[slot].as_ref().map(|constant| &constant.value))
+}
+
+fn element_count(value: &Value) -> usize {
     value.shape().iter().product()
 }
 

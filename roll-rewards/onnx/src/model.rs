@@ -91,7 +91,7 @@ impl Model {
         Self::parse(path, &bytes, device)
     }
 
-    /// Like [`Model::open`], from the file's bytes. Error messages call the file `path`.
+    /// Opens a model like [`Model::open`], from the file's bytes. Error messages call the file `path`.
     pub fn parse(path: &Path, bytes: &[u8], device: &Device) -> Result<Self, OnnxError> {
         Ok(Self::of(fuse(read(path, bytes, device)?, device), device))
     }
@@ -108,6 +108,7 @@ impl Model {
         self.graph.nodes.len()
     }
 
+    /// Creates a model of `graph`, whose weights are on `device`.
     fn of(graph: Graph, device: &Device) -> Self {
         let batching = Batching::of(&graph);
         tracing::debug!(path = %graph.path.display(), nodes = graph.nodes.len(), ?batching, "read an ONNX model");
@@ -209,9 +210,9 @@ impl Model {
                 return Err(OnnxError::Type { path: path.clone(), port, expected, found });
             }
             // If items run one by one, every input must have the same number of items.
-            let same_items = self.batching != Batching::ItemByItem
+            let has_same_items = self.batching != Batching::ItemByItem
                 || items_of_previous.is_none_or(|items| value.shape().first() == Some(&items));
-            if !self.fits(port, value.shape()) || !same_items {
+            if !self.fits(port, value.shape()) || !has_same_items {
                 return Err(self.misfit(port, value.shape()));
             }
             items_of_previous = value.shape().first().copied();
@@ -221,22 +222,22 @@ impl Model {
 
     /// Whether a tensor of the shape `found` can be the input `port`.
     fn fits(&self, port: &Port, found: &[usize]) -> bool {
-        let free_batch = self.batching != Batching::AsDeclared;
+        let has_free_batch = self.batching != Batching::AsDeclared;
         let mut sizes = port.shape.iter().zip(found).enumerate();
         let sizes_fit = sizes.all(|(axis, (declared, &found))| {
-            axis == 0 && free_batch || declared.is_none_or(|declared| declared == found)
+            axis == 0 && has_free_batch || declared.is_none_or(|declared| declared == found)
         });
         // If no shape is declared, every shape fits.
         let matches_declared = port.shape.is_empty() || port.shape.len() == found.len() && sizes_fit;
         // A scalar has no items; it is accepted only if the graph runs as declared.
-        matches_declared && (!found.is_empty() || !free_batch) && !found.contains(&0)
+        matches_declared && (!found.is_empty() || !has_free_batch) && !found.contains(&0)
     }
 
     /// The error for a tensor that is not the input `port`.
     fn misfit(&self, port: &Port, found: &[usize]) -> OnnxError {
-        let free_batch = self.batching != Batching::AsDeclared;
+        let has_free_batch = self.batching != Batching::AsDeclared;
         let expected = port.shape.iter().enumerate().map(|(axis, d)| match d {
-            _ if axis == 0 && free_batch => "N".to_owned(),
+            _ if axis == 0 && has_free_batch => "N".to_owned(),
             Some(d) => d.to_string(),
             None => "?".to_owned(),
         });
@@ -244,6 +245,7 @@ impl Model {
         OnnxError::Port { path: self.graph.path.clone(), port: port.name.clone(), expected, found: found.to_vec() }
     }
 
+    /// Converts one tensor per input to values on the device.
     fn upload(&self, inputs: &[Tensor]) -> Result<Vec<Value>> {
         inputs.iter().map(|tensor| Value::from_host(tensor, &self.device)).collect()
     }

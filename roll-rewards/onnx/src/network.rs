@@ -50,7 +50,7 @@ impl Network {
         Self::new(Model::open(path, device)?, executor)
     }
 
-    /// Like [`Network::open`], from a model. ONNX Runtime reads the model's file again.
+    /// Creates a network like [`Network::open`], from an opened model. ONNX Runtime reads the model's file again.
     pub fn new(model: Model, executor: Executor) -> Result<Self, OnnxError> {
         let session = match executor {
             Executor::Own => None,
@@ -79,19 +79,19 @@ impl Network {
         &self.model
     }
 
-    /// Computes every output for `input`; nothing is recorded. `used_by_gradient` says whether a gradient computed
+    /// Computes every output for `input`; nothing is recorded. `is_used_by_gradient` says whether a gradient computed
     /// later uses these outputs as constants (the position of a face, the embedding of a reference): [`Executor::Auto`]
     /// then stays on this project's own executor.
     ///
     /// Fails like [`Model::run`], and if ONNX Runtime fails.
-    pub fn run(&self, input: &NdTensor, used_by_gradient: bool) -> Result<Vec<NdTensor>> {
-        match self.session_for(used_by_gradient) {
+    pub fn run(&self, input: &NdTensor, is_used_by_gradient: bool) -> Result<Vec<NdTensor>> {
+        match self.session_for(is_used_by_gradient) {
             Some(session) => self.run_on(session, input),
             None => self.model.run(input),
         }
     }
 
-    /// See [`Model::vjp`].
+    /// Computes the selected output and its pullback; see [`Model::vjp`].
     pub fn vjp(&self, input: &NdTensor) -> Result<(NdTensor, Recorded)> {
         self.model.vjp(input)
     }
@@ -99,14 +99,14 @@ impl Network {
     /// Name and version of ONNX Runtime if it computes outputs on which gradients depend; `None` if this project's own
     /// executor does. The two executors differ in the last bits, so caches of outputs must include this in their key.
     pub fn external_runtime(&self) -> Option<String> {
-        let used_by_gradient = true;
-        self.session_for(used_by_gradient).map(|_| format!("onnxruntime: {}", runtime_version().unwrap_or_default()))
+        let is_used_by_gradient = true;
+        self.session_for(is_used_by_gradient).map(|_| format!("onnxruntime: {}", runtime_version().unwrap_or_default()))
     }
 
     /// The session for a pass, if it runs on ONNX Runtime. [`Executor::Auto`] uses ONNX Runtime only if no gradient
     /// depends on the outputs.
-    fn session_for(&self, used_by_gradient: bool) -> Option<&Session> {
-        let may_use_runtime = self.executor == Executor::OnnxRuntime || !used_by_gradient;
+    fn session_for(&self, is_used_by_gradient: bool) -> Option<&Session> {
+        let may_use_runtime = self.executor == Executor::OnnxRuntime || !is_used_by_gradient;
         if may_use_runtime { self.session.as_ref() } else { None }
     }
 

@@ -8,7 +8,7 @@ use burn_tensor::Device;
 use onnx_rs::ast;
 use roll_core::DType;
 
-use super::attributes::{Attributes, OperatorSpec};
+use super::attributes::{Attributes, OperatorSpec, SpecInput};
 use super::error::{OnnxError, Problem, no_panic};
 use super::execute::run_node;
 use super::graph::{Graph, Node, Port};
@@ -16,6 +16,7 @@ use super::ops::{self, Run};
 use super::value::{Constant, ElementLimit, Value};
 use super::{nesting, tensor_proto};
 
+/// The versions of ONNX's default operator set that are supported.
 const OPSETS: std::ops::RangeInclusive<i64> = 7..=23;
 
 /// Greatest number of elements of all folded constants, in addition to one per byte of the file: a few hundred bytes
@@ -57,6 +58,7 @@ fn is_default_domain(domain: &str) -> bool {
     domain.is_empty() || domain == "ai.onnx"
 }
 
+/// Converts the graph of a parsed file.
 struct GraphReader<'a> {
     path: &'a Path,
     graph: &'a ast::Graph<'a>,
@@ -66,7 +68,7 @@ struct GraphReader<'a> {
     slots: HashMap<&'a str, usize>,
     /// The value in each slot, if it is constant.
     constants: Vec<Option<Constant>>,
-    /// Names of the values that are read by an output of the graph, or by a node on which one depends.
+    /// Names of the values that are read by an output of the graph, or by a node on which an output depends.
     read_names: HashSet<&'a str>,
     /// Number of elements that may be folded.
     fold_budget: usize,
@@ -75,6 +77,7 @@ struct GraphReader<'a> {
 }
 
 impl<'a> GraphReader<'a> {
+    /// Converts the graph.
     fn read(mut self) -> Result<Graph, OnnxError> {
         for tensor in &self.graph.initializer {
             let constant = tensor_proto::constant(tensor, self.device)
@@ -89,7 +92,7 @@ impl<'a> GraphReader<'a> {
         }
         let (mut ports, mut input_slots) = (vec![], vec![]);
         for input in inputs {
-            let dtype = dtype(input).ok_or_else(|| {
+            let dtype = input_dtype(input).ok_or_else(|| {
                 let found = input.tensor_elem_type();
                 self.bad(format!(
                     "its input `{}` is {found:?}; float, int64, int32, uint8 and bool are taken",
@@ -102,12 +105,12 @@ impl<'a> GraphReader<'a> {
         if self.graph.output.is_empty() {
             return Err(self.bad("the graph has no output".into()));
         }
-        let order = self.order()?;
+        let order = self.execution_order()?;
         let read_by_nodes = order.iter().flat_map(|index| &self.graph.node[*index].input).copied();
         self.read_names = read_by_nodes.chain(self.graph.output.iter().map(|output| output.name)).collect();
         let mut nodes = vec![];
         for index in order {
-            nodes.extend(self.node(&self.graph.node[index])?);
+            nodes.extend(self.convert(&self.graph.node[index])?);
         }
         let mut outputs = vec![];
         for output in &self.graph.output {
@@ -147,7 +150,7 @@ impl<'a> GraphReader<'a> {
 
     /// The nodes that the outputs depend on, in topological order: a depth-first search. Its stack is a list instead of
     /// recursion, because chains may be long.
-    fn order(&self) -> Result<Vec<usize>, OnnxError> {
+    fn execution_order(&self) -> Result<Vec<usize>, OnnxError> {
         let nodes = &self.graph.node;
         let mut producers = HashMap::new();
         for (index, node) in nodes.iter().enumerate() {
@@ -192,7 +195,7 @@ impl<'a> GraphReader<'a> {
     }
 
     /// Converts a node to an operator; `None` if it was folded into constants.
-    fn node(&mut self, node: &'a ast::Node<'a>) -> Result<Option<Node>, OnnxError> {
+    fn convert(&mut self, node: &'a ast::Node<'a>) -> Result<Option<Node>, OnnxError> {
         let name = node_name(node).to_owned();
         let kind = node.op_type.as_str().to_owned();
         let error = |path: &Path, problem: Problem| OnnxError::Node {
@@ -208,9 +211,9 @@ impl<'a> GraphReader<'a> {
             return Err(OnnxError::Operator { path: self.path.to_owned(), node: name, operator });
         };
         let inputs: Vec<Option<usize>> = node.input.iter().map(|i| self.slots.get(i).copied()).collect();
-        let operator = self.operator(node, &inputs, builder).map_err(|p| error(self.path, p))?;
+        let operator = self.build_operator(node, &inputs, builder).map_err(|p| error(self.path, p))?;
         let mut outputs = vec![];
-        for &output in &node.output[..self.read_outputs(node)] {
+        for &output in &node.output[..self.read_output_count(node)] {
             let is_read = !output.is_empty() && self.read_names.contains(output);
             outputs.push(if is_read { Some(self.define(output)?) } else { None });
         }
@@ -226,37 +229,49 @@ impl<'a> GraphReader<'a> {
             .collect();
         let Some(constant_inputs) = constant_inputs else { return Ok(Some(converted)) };
         let values = {
+            // A guard: the limit applies until the end of this block.
             let _limit = ElementLimit::new(self.fold_budget);
             run_node(&converted, &constant_inputs, Run { items: None }).map_err(|p| error(self.path, p))?
         };
-        for (slot, value) in converted.outputs.iter().zip(values) {
+        self.store_folded(&converted, values).map_err(|p| error(self.path, p))?;
+        Ok(None)
+    }
+
+    /// Stores the outputs of a folded node as constants. Fails if all folded constants exceed the budget.
+    fn store_folded(&mut self, node: &Node, values: Vec<Value>) -> Result<(), Problem> {
+        for (slot, value) in node.outputs.iter().zip(values) {
             let count = value.shape().iter().product::<usize>();
             let too_many = || Problem(format!("constants computed from others come to more than {MAX_FOLDED} numbers"));
-            self.fold_budget_left =
-                self.fold_budget_left.checked_sub(count).ok_or_else(too_many).map_err(|p| error(self.path, p))?;
+            self.fold_budget_left = self.fold_budget_left.checked_sub(count).ok_or_else(too_many)?;
             if let Some(slot) = slot {
-                self.constants[*slot] = Some(Constant::new(value).map_err(|p| error(self.path, p))?);
+                self.constants[*slot] = Some(Constant::new(value)?);
             }
         }
-        Ok(None)
+        Ok(())
     }
 
     /// The number of outputs of `node` up to the last one that a node or an output of the graph reads. Files name
     /// optional outputs (masks, indices, statistics) without reading them.
-    fn read_outputs(&self, node: &ast::Node<'a>) -> usize {
+    fn read_output_count(&self, node: &ast::Node<'a>) -> usize {
         let is_read = |output: &&'a str| !output.is_empty() && self.read_names.contains(output);
         node.output.iter().rposition(is_read).map_or(0, |last| last + 1)
     }
 
+    /// The input of a node in `slot`; `None` if it is left out.
+    fn spec_input(&self, slot: Option<usize>) -> SpecInput<'_> {
+        let Some(slot) = slot else { return SpecInput::Absent };
+        self.constants[slot].as_ref().map_or(SpecInput::Computed, SpecInput::Constant)
+    }
+
     /// Builds the operator of `node` from its attributes and constant inputs. Fails if it leaves an attribute unread.
-    fn operator(&self, node: &ast::Node<'a>, inputs: &[Option<usize>], builder: ops::Builder) -> ops::Built {
+    fn build_operator(&self, node: &ast::Node<'a>, inputs: &[Option<usize>], builder: ops::Builder) -> ops::Built {
         let mut spec = OperatorSpec {
             operator: node.op_type.as_str(),
             opset: self.opset,
             attributes: Attributes::of(node)?,
-            inputs: inputs.iter().map(|slot| slot.map(|s| self.constants[s].as_ref())).collect(),
+            inputs: inputs.iter().map(|slot| self.spec_input(*slot)).collect(),
             outputs: node.output.iter().filter(|o| !o.is_empty()).count(),
-            read_outputs: self.read_outputs(node),
+            read_outputs: self.read_output_count(node),
             device: self.device,
         };
         let operator = no_panic(|| builder(&mut spec))?;
@@ -270,6 +285,7 @@ fn node_name<'a>(node: &ast::Node<'a>) -> &'a str {
     if node.name.is_empty() { node.output.first().copied().unwrap_or("") } else { node.name }
 }
 
+/// The port of an input or output of the file.
 fn port(value: &ast::ValueInfo, dtype: DType) -> Port {
     let dimensions = value.tensor_shape().map(|s| s.dim.as_slice()).unwrap_or_default();
     let shape = dimensions.iter().map(|d| match d.value {
@@ -280,7 +296,7 @@ fn port(value: &ast::ValueInfo, dtype: DType) -> Port {
 }
 
 /// The declared type of an input. It is f32 if the file declares no type, and `None` if the type is not supported.
-fn dtype(input: &ast::ValueInfo) -> Option<DType> {
+fn input_dtype(input: &ast::ValueInfo) -> Option<DType> {
     Some(match input.tensor_elem_type() {
         None | Some(ast::DataType::Undefined | ast::DataType::Float) => DType::F32,
         Some(ast::DataType::Int64) => DType::I64,

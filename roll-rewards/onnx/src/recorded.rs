@@ -32,6 +32,7 @@ impl Recorded {
         thread_pool::run_in_pool(&device, || self.pull_here(cotangent))
     }
 
+    /// Pulls back on the current thread; see [`Recorded::pull`].
     fn pull_here(self, cotangent: NdTensor) -> Result<NdTensor> {
         if cotangent.shape() != self.output_shape {
             let found = cotangent.shape().to_vec();

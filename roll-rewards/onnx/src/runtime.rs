@@ -65,11 +65,14 @@ mod imp {
         loaded.as_ref().map_err(|problem| OnnxError::Library { problem: problem.clone() })
     }
 
+    /// The loaded library.
     struct Library {
         environment: Environment,
+        /// Branch, commit and options of its build.
         build: &'static str,
     }
 
+    /// Loads the library that the environment variable names.
     fn load() -> Result<Library, Problem> {
         let path = std::env::var_os(LIBRARY).filter(|p| !p.is_empty()).map(PathBuf::from);
         let path = path.ok_or_else(|| Problem(format!("{LIBRARY} is not set")))?;
@@ -113,7 +116,7 @@ mod imp {
             Self::parse(path, &bytes)
         }
 
-        /// Like [`Session::open`], from the file's bytes. Error messages call the file `path`.
+        /// Opens a session like [`Session::open`], from the file's bytes. Error messages call the file `path`.
         pub fn parse(path: &Path, bytes: &[u8]) -> Result<Self, OnnxError> {
             let environment = &library()?.environment;
             let session = no_panic(|| builder(environment)?.commit_from_memory(bytes).map_err(problem));

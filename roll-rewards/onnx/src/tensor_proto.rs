@@ -42,6 +42,7 @@ pub(super) fn constant(tensor: &TensorProto, device: &Device) -> Result<Constant
     }
 }
 
+/// The elements of a stored tensor, in one of the two types in which graphs compute.
 enum Numbers {
     Float(Vec<f32>),
     Int(Vec<i64>),

@@ -5,7 +5,7 @@
 //!
 //! Supported: entries `name`, `dir/name`, `/absolute`, `group: option`, `optional`, `null`, lists of options,
 //! `_self_` (the file's own keys; last when it is not in the list), packages (`@_here_`, `@_global_`, `@a.b`, a
-//! `# @package` line). Anything else is an error that names it. The number of files is bounded.
+//! `# @package` line). Any other entry is an error that names it. The number of files is bounded.
 
 use std::path::{Component, Path, PathBuf};
 
@@ -30,20 +30,21 @@ pub(super) fn compose(document: Document) -> Result<(Map, Vec<AsWritten>)> {
     if !has_defaults && !document.map.values().any(has_interpolation) {
         return Ok((document.map, Vec::new()));
     }
-    let root = match has_defaults {
-        true => Composer { root: directory(&path), stack: Vec::new(), files: 0 }.compose(document, &[])?,
+    let composed = match has_defaults {
+        true => Composer { root: directory(&path), stack: Vec::new(), file_count: 0 }.compose(document, &[])?,
         false => Value::new(None, ValueKind::Table(document.map)),
     };
-    interpolate(&path, &root)
+    interpolate(&path, &composed)
 }
 
+/// The composition of one file, with the files that it leads to.
 struct Composer {
     /// The directory of the first file, where absolute entries start.
     root: PathBuf,
     /// The files that are being composed, each named by the `defaults` of the one before it.
     stack: Vec<PathBuf>,
     /// Number of files so far.
-    files: usize,
+    file_count: usize,
 }
 
 /// A file that a `defaults` list names.
@@ -56,7 +57,7 @@ struct DefaultsEntry {
     /// The package that the entry names after `@`.
     package: Option<String>,
     /// Whether the file may be missing.
-    optional: bool,
+    is_optional: bool,
 }
 
 impl Composer {
@@ -67,8 +68,8 @@ impl Composer {
         if self.stack.contains(&identity) {
             return Err(Error::bad_file(file, "its `defaults` lead back to it"));
         }
-        self.files += 1;
-        if self.files > MAX_FILES || self.stack.len() > MAX_DEPTH {
+        self.file_count += 1;
+        if self.file_count > MAX_FILES || self.stack.len() > MAX_DEPTH {
             return Err(Error::bad_file(file, format!("`defaults` lead to more than {MAX_FILES} files")));
         }
         self.stack.push(identity);
@@ -108,96 +109,104 @@ impl Composer {
     /// is optional and missing.
     fn include(&mut self, from: &Path, entry: &DefaultsEntry, package: &[String]) -> Result<Option<Value>> {
         let base = if entry.file.has_root() { self.root.clone() } else { directory(from) };
-        let relative: PathBuf = entry.file.components().filter(|c| !matches!(c, Component::RootDir)).collect();
+        let relative: PathBuf = entry.file.components().filter(|part| !matches!(part, Component::RootDir)).collect();
         let mut name = base.join(relative).into_os_string();
-        if !entry.file.extension().is_some_and(|e| e == "yaml" || e == "yml") {
+        if !entry.file.extension().is_some_and(|extension| extension == "yaml" || extension == "yml") {
             name.push(".yaml");
         }
         let file = PathBuf::from(name);
         if !file.is_file() {
-            return match entry.optional {
+            return match entry.is_optional {
                 true => Ok(None),
                 false => Err(Error::bad_file(from, format!("`defaults` name {}, which is not there", file.display()))),
             };
         }
         let document = Document::read(&file)?;
-        let named_package = match &entry.package {
-            Some(package) => Some(package.clone()),
-            None => package_line(&document.text),
-        };
-        let package_of_file: Vec<String> = match named_package.as_deref() {
-            Some(text) => {
-                let (first, rest) = text.split_once('.').unwrap_or((text, ""));
-                let start: Vec<String> = match first {
-                    "_global_" => Vec::new(),
-                    "_here_" => package.to_vec(),
-                    "_group_" => [package, &entry.group].concat(),
-                    name => [package, &[name.to_string()]].concat(),
-                };
-                let rest = rest.split('.').filter(|part| !part.is_empty()).map(String::from);
-                start.into_iter().chain(rest).collect()
-            }
-            None => [package, &entry.group].concat(),
-        };
+        let package_of_file = package_of(entry, &document, package);
         self.compose(document, &package_of_file).map(Some)
     }
 }
 
+/// The package of the file `document`, which `entry` names in the list of a file whose own package is `package`.
+fn package_of(entry: &DefaultsEntry, document: &Document, package: &[String]) -> Vec<String> {
+    let Some(named) = entry.package.clone().or_else(|| package_line(&document.text)) else {
+        return [package, &entry.group].concat();
+    };
+    let mut names = named.split('.');
+    let mut package_of_file = match names.next().unwrap_or_default() {
+        "_global_" => Vec::new(),
+        "_here_" => package.to_vec(),
+        "_group_" => [package, &entry.group].concat(),
+        name => [package, &[name.to_string()]].concat(),
+    };
+    package_of_file.extend(names.filter(|name| !name.is_empty()).map(String::from));
+    package_of_file
+}
+
 /// The files that an entry of a `defaults` list in `file` names.
 fn entries_of(file: &Path, entry: Value) -> Result<Vec<DefaultsEntry>> {
-    let bad_entry = |found: &dyn std::fmt::Display| {
-        Error::bad_file(file, format!("`defaults`: expected a file or `group: option`, found {found}"))
-    };
-    let directory_names = |path: &Path| -> Vec<String> {
-        let parts = path.components().filter(|c| matches!(c, Component::Normal(_)));
-        parts.map(|c| c.as_os_str().to_string_lossy().into_owned()).collect()
-    };
     match entry.kind {
         // `dir/name` or `dir/name@package`.
         ValueKind::String(text) => {
             let (name, package) = split_package(&text);
             let path = PathBuf::from(name);
             if name.is_empty() || path.file_name().is_none() {
-                return Err(bad_entry(&text));
+                return Err(bad_entry(file, &text));
             }
             let group = directory_names(path.parent().unwrap_or(Path::new("")));
-            Ok(vec![DefaultsEntry { file: path, group, package, optional: false }])
+            Ok(vec![DefaultsEntry { file: path, group, package, is_optional: false }])
         }
-        // `group: option`, `optional group@package: [option, option]`.
         ValueKind::Table(map) if map.len() == 1 => {
-            let Some((key, option)) = map.into_iter().next() else { return Ok(Vec::new()) };
-            if let Some(rest) = key.strip_prefix("override ") {
-                // Hydra's own logging and launchers have no meaning here.
-                return match rest.trim().starts_with("hydra/") {
-                    true => Ok(Vec::new()),
-                    false => Err(bad_entry(&format!("`{key}`: overriding another list is not supported"))),
-                };
-            }
-            let (optional, group) = match key.strip_prefix("optional ") {
-                Some(group) => (true, group.trim()),
-                None => (false, key.as_str()),
-            };
-            let (group, package) = split_package(group);
-            let options = match option.kind {
-                ValueKind::String(option) => vec![option],
-                ValueKind::Nil => Vec::new(),
-                ValueKind::Array(items) => items
-                    .into_iter()
-                    .map(|item| item.into_string())
-                    .collect::<std::result::Result<_, _>>()
-                    .map_err(|e| bad_entry(&e))?,
-                other => return Err(bad_entry(&format!("`{key}: {other}`"))),
-            };
-            let entry = |option: String| DefaultsEntry {
-                file: Path::new(group).join(option),
-                group: directory_names(Path::new(group)),
-                package: package.clone(),
-                optional,
-            };
-            Ok(options.into_iter().map(entry).collect())
+            let Some((key, options)) = map.into_iter().next() else { return Ok(Vec::new()) };
+            entries_of_group(file, &key, options)
         }
-        other => Err(bad_entry(&other)),
+        other => Err(bad_entry(file, &other)),
     }
+}
+
+/// The files that an entry `group: option` or `optional group@package: [option, option]` names. `key` is the part
+/// before the colon.
+fn entries_of_group(file: &Path, key: &str, options: Value) -> Result<Vec<DefaultsEntry>> {
+    if let Some(overridden) = key.strip_prefix("override ") {
+        // Hydra's own logging and launchers have no meaning here.
+        return match overridden.trim().starts_with("hydra/") {
+            true => Ok(Vec::new()),
+            false => Err(bad_entry(file, &format!("`{key}`: overriding another list is not supported"))),
+        };
+    }
+    let (is_optional, group) = match key.strip_prefix("optional ") {
+        Some(group) => (true, group.trim()),
+        None => (false, key),
+    };
+    let (group, package) = split_package(group);
+    let options = match options.kind {
+        ValueKind::String(option) => vec![option],
+        ValueKind::Nil => Vec::new(),
+        ValueKind::Array(items) => items
+            .into_iter()
+            .map(|item| item.into_string())
+            .collect::<std::result::Result<_, _>>()
+            .map_err(|e| bad_entry(file, &e))?,
+        other => return Err(bad_entry(file, &format!("`{key}: {other}`"))),
+    };
+    let entry = |option: String| DefaultsEntry {
+        file: Path::new(group).join(option),
+        group: directory_names(Path::new(group)),
+        package: package.clone(),
+        is_optional,
+    };
+    Ok(options.into_iter().map(entry).collect())
+}
+
+/// The error for an entry of a `defaults` list in `file` that cannot be read.
+fn bad_entry(file: &Path, found: &dyn std::fmt::Display) -> Error {
+    Error::bad_file(file, format!("`defaults`: expected a file or `group: option`, found {found}"))
+}
+
+/// The names in a path, without `/`, `.` and `..`.
+fn directory_names(path: &Path) -> Vec<String> {
+    let names = path.components().filter(|part| matches!(part, Component::Normal(_)));
+    names.map(|name| name.as_os_str().to_string_lossy().into_owned()).collect()
 }
 
 /// Splits `name@package`.
@@ -210,8 +219,10 @@ fn split_package(text: &str) -> (&str, Option<String>) {
 
 /// The package that a file names for itself in a comment above its first key.
 fn package_line(text: &str) -> Option<String> {
-    let mut comments = text.lines().map(str::trim).take_while(|line| line.is_empty() || line.starts_with('#'));
-    comments.find_map(|line| line.trim_start_matches('#').trim().strip_prefix("@package").map(|p| p.trim().to_string()))
+    let comments = text.lines().map(str::trim).take_while(|line| line.is_empty() || line.starts_with('#'));
+    let mut comments = comments.map(|line| line.trim_start_matches('#').trim());
+    let package = comments.find_map(|comment| comment.strip_prefix("@package"))?;
+    Some(package.trim().to_string())
 }
 
 /// The mapping nested below the names of `package`.
@@ -221,6 +232,7 @@ fn wrap(package: &[String], map: Map) -> Value {
     })
 }
 
+/// The directory of a file; empty for a bare file name.
 fn directory(file: &Path) -> PathBuf {
     file.parent().unwrap_or(Path::new("")).to_path_buf()
 }

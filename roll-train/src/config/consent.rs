@@ -40,7 +40,8 @@ fn list_value(key: &str, value: &Value, lines: &mut Vec<String>) {
         // A list of texts, such as the words of a command, is one line if any of the texts has an effect.
         ValueKind::Array(items) if items.iter().all(|item| matches!(item.kind, ValueKind::String(_))) => {
             let words: Vec<String> = items.iter().filter_map(|item| item.clone().into_string().ok()).collect();
-            lines.extend(words.iter().find_map(|word| effect(key, word)).map(|effect| line(key, effect, &words)));
+            let first_effect = words.iter().find_map(|word| effect(key, word));
+            lines.extend(first_effect.map(|effect| line(key, effect, &words)));
         }
         ValueKind::Array(items) => {
             items.iter().enumerate().for_each(|(i, item)| list_value(&child(key, i), item, lines));
@@ -49,10 +50,15 @@ fn list_value(key: &str, value: &Value, lines: &mut Vec<String>) {
             lines.extend(effect(key, text).map(|effect| line(key, effect, std::slice::from_ref(text))));
         }
         // A small limit would delete what other runs keep in the user's cache.
-        number if key.ends_with("cache_limit") => lines.extend(match number {
-            ValueKind::U64(limit) if default(key).is_some_and(|default| *default == *limit) => None,
-            limit => Some(format!("{key} deletes cached files beyond {limit} bytes")),
-        }),
+        limit if key.ends_with("cache_limit") => {
+            let is_default = match limit {
+                ValueKind::U64(bytes) => default(key).is_some_and(|default| *default == *bytes),
+                _ => false,
+            };
+            if !is_default {
+                lines.push(format!("{key} deletes cached files beyond {limit} bytes"));
+            }
+        }
         _ => {}
     }
 }
@@ -70,27 +76,38 @@ fn line(key: &str, effect: &str, words: &[String]) -> String {
 }
 
 /// The verb for what a run would do with the text at `key`; `None` if it does nothing outside of the run directory. The
-/// first case that fits counts.
+/// first case that applies counts.
 fn effect(key: &str, text: &str) -> Option<&'static str> {
     let is_below = |names: &[&str]| key.split('.').any(|part| names.contains(&part));
-    // The last name of the key, without the index in a list.
-    let last = key.rsplit('.').find(|part| part.parse::<usize>().is_err()).unwrap_or_default();
+    // Without the index in a list.
+    let last_name = key.rsplit('.').find(|part| part.parse::<usize>().is_err()).unwrap_or_default();
     let is_default = || default(key).is_some_and(|default| default == text);
-    match () {
-        () if text.is_empty() => None,
-        () if is_below(&COMMANDS) => Some("runs"),
-        () if is_below(&["plugins"]) => Some("loads"),
-        () if is_below(&["defaults"]) => Some("reads the configuration"),
-        () if text.contains("${") => Some("reads the environment or another value:"),
-        () if last.ends_with("_env") || last == "environment" => Some("passes on the environment variable"),
-        () if text.contains("://") || last == "url" => Some("contacts"),
-        () if is_default() => None,
-        () if last == "cache_dir" && !["auto", "none"].contains(&text) => Some("keeps files in"),
-        () if last == "output_dir" => Some("writes to"),
-        // A file, a directory, or a published model. A text with spaces is a prompt, unless such a file exists.
-        () if !text.contains(char::is_whitespace) && text.contains(['/', '\\']) => Some("opens"),
-        () if Path::new(text).exists() => Some("opens"),
-        () => None,
+    // A file, a directory, or a published model. A text with spaces is a prompt, unless such a file exists.
+    let looks_like_path = !text.contains(char::is_whitespace) && text.contains(['/', '\\']);
+    if text.is_empty() {
+        None
+    } else if is_below(&COMMANDS) {
+        Some("runs")
+    } else if is_below(&["plugins"]) {
+        Some("loads")
+    } else if is_below(&["defaults"]) {
+        Some("reads the configuration")
+    } else if text.contains("${") {
+        Some("reads the environment or another value:")
+    } else if last_name.ends_with("_env") || last_name == "environment" {
+        Some("passes on the environment variable")
+    } else if text.contains("://") || last_name == "url" {
+        Some("contacts")
+    } else if is_default() {
+        None
+    } else if last_name == "cache_dir" && !["auto", "none"].contains(&text) {
+        Some("keeps files in")
+    } else if last_name == "output_dir" {
+        Some("writes to")
+    } else if looks_like_path || Path::new(text).exists() {
+        Some("opens")
+    } else {
+        None
     }
 }
 

@@ -14,13 +14,13 @@ pub trait DeclaredSection: Serialize + DeserializeOwned + Default + JsonSchema +
     /// Name of the section in the configuration.
     const NAME: &'static str;
 
-    /// Keys below it that hold lists of components.
+    /// Keys of the section that hold lists of components, each with the kind of the components.
     const COMPONENTS: &'static [(&'static str, Kind)] = &[];
 
-    /// Writes values of the section that may be abbreviated in their full form.
+    /// Replaces abbreviated values of the section by their full form.
     fn normalize(_section: &mut Json) {}
 
-    /// Checks values that exclude one another, which types cannot; errors name the key.
+    /// Fails if values exclude one another, which types cannot express. The error names the key.
     fn check_values(&self) -> Result<()> {
         Ok(())
     }
@@ -36,7 +36,9 @@ pub struct SectionType {
     pub(super) about: fn() -> String,
     /// Keys of the section, without its name.
     pub(super) keys: fn() -> Vec<Key>,
+    /// The JSON schema of the section.
     pub(super) schema: fn() -> Json,
+    /// The defaults of all keys.
     pub(super) default: fn() -> Json,
     /// As [`DeclaredSection::normalize`].
     pub(super) normalize: fn(&mut Json),
@@ -79,13 +81,14 @@ fn default<S: DeclaredSection>() -> Json {
     serde_json::to_value(S::default()).unwrap_or_default()
 }
 
+/// As [`SectionType::read`].
 fn read_json<S: DeclaredSection>(value: &Json) -> Result<Json> {
     let section: S = read(value)?;
     section.check_values()?;
     serde_json::to_value(section).map_err(|e| Error::config(S::NAME, e.to_string()))
 }
 
-/// Reads a section; errors name the key.
+/// Reads a section. The error names the key.
 pub(super) fn read<S: DeclaredSection>(value: &Json) -> Result<S> {
     serde_path_to_error::deserialize(value).map_err(|e| {
         let key = e.path().to_string().replace('[', ".").replace(']', "");

@@ -2,8 +2,8 @@
 //! must be given.
 //!
 //! Supported: keys, relative keys (`${.a}`), nested interpolation, the resolvers `oc.env`, `oc.select` and `now`.
-//! Anything else is an error that names it. Values and text are bounded, so that a small file cannot unfold into much
-//! memory.
+//! Any other resolver is an error that names it. The number of values and the size of the text are bounded, so that a
+//! small file cannot unfold into much memory.
 
 use std::path::Path;
 use std::sync::LazyLock;
@@ -21,34 +21,45 @@ const MAX_VALUES: usize = 20_000;
 const MAX_TEXT: usize = 4 << 20;
 /// Largest depth of values and of interpolations.
 const MAX_DEPTH: usize = 32;
+/// The characters that begin an interpolation. `}` ends it.
+const START: &str = "${";
 
 /// Resolves every interpolation in the mapping `root` of the file at `path`. Also returns the values that come from
 /// environment variables, each with its text as the file has it. Fails if a value is `???`.
 pub(super) fn interpolate(path: &Path, root: &Value) -> Result<(Map, Vec<AsWritten>)> {
-    let mut resolver =
-        Resolver { root, following: Vec::new(), values_left: MAX_VALUES, text_left: MAX_TEXT, written: Vec::new() };
+    let mut resolver = Resolver {
+        root,
+        following: Vec::new(),
+        values_left: MAX_VALUES,
+        text_left: MAX_TEXT,
+        from_environment: Vec::new(),
+    };
     let resolved = resolver.resolve(root, &mut Vec::new());
     let resolved = resolved.map_err(|problem| Error::bad_file(path, problem))?;
     let mut missing = Vec::new();
     find_missing(&resolved, "", &mut missing);
-    match (missing.is_empty(), resolved.kind) {
-        (true, ValueKind::Table(map)) => Ok((map, resolver.written)),
-        (false, _) => Err(Error::bad_file(path, format!("values that must be given (`???`): {}", missing.join(", ")))),
-        (true, _) => Ok((Map::new(), Vec::new())),
+    if !missing.is_empty() {
+        let problem = format!("values that must be given (`???`): {}", missing.join(", "));
+        return Err(Error::bad_file(path, problem));
+    }
+    match resolved.kind {
+        ValueKind::Table(map) => Ok((map, resolver.from_environment)),
+        _ => Ok((Map::new(), Vec::new())),
     }
 }
 
 /// Whether a text in the value has an interpolation.
 pub(super) fn has_interpolation(value: &Value) -> bool {
     match &value.kind {
-        ValueKind::String(text) => text.contains("${"),
+        ValueKind::String(text) => text.contains(START),
         ValueKind::Array(items) => items.iter().any(has_interpolation),
         ValueKind::Table(map) => map.values().any(has_interpolation),
         _ => false,
     }
 }
 
-/// Adds the keys of all values `???` in `value` to `missing`. The key of `value` is `key`.
+/// Adds the keys of all values `???` in `value`, each with its place in the file, to `missing`. The key of `value` is
+/// `key`.
 fn find_missing(value: &Value, key: &str, missing: &mut Vec<String>) {
     match &value.kind {
         ValueKind::String(text) if text == "???" => missing.push(format!("{key}{}", place(value))),
@@ -64,7 +75,9 @@ fn find_missing(value: &Value, key: &str, missing: &mut Vec<String>) {
     }
 }
 
+/// Resolves the interpolations in one mapping.
 struct Resolver<'a> {
+    /// The mapping, in which keys are looked up.
     root: &'a Value,
     /// The keys whose values are being resolved, outermost first.
     following: Vec<String>,
@@ -72,8 +85,8 @@ struct Resolver<'a> {
     values_left: usize,
     /// Bytes of further text that may be resolved, to stay within [`MAX_TEXT`].
     text_left: usize,
-    /// The values so far that come from the environment.
-    written: Vec<AsWritten>,
+    /// The resolved values so far that come from the environment.
+    from_environment: Vec<AsWritten>,
 }
 
 /// The message of a problem. The caller adds the file.
@@ -86,14 +99,14 @@ type Resolved = (Value, Option<String>);
 impl Resolver<'_> {
     /// Resolves every interpolation in `value`, whose key has the names `path`.
     fn resolve(&mut self, value: &Value, path: &mut Vec<String>) -> std::result::Result<Value, Problem> {
-        let (resolved, written) = self.resolve_as_written(value, path)?;
-        if let Some(text) = written {
-            self.written.push(AsWritten::new(&resolved, text));
+        let (resolved, as_written) = self.resolve_as_written(value, path)?;
+        if let Some(text) = as_written {
+            self.from_environment.push(AsWritten::new(&resolved, text));
         }
         Ok(resolved)
     }
 
-    /// As [`Resolver::resolve`], but returns the text with variables instead of recording it.
+    /// As [`Resolver::resolve`], but also returns the text with the names of variables, instead of recording it.
     fn resolve_as_written(&mut self, value: &Value, path: &mut Vec<String>) -> std::result::Result<Resolved, Problem> {
         self.values_left = self
             .values_left
@@ -104,10 +117,10 @@ impl Resolver<'_> {
         }
         let origin = value.origin().map(String::from);
         let kind = match &value.kind {
-            ValueKind::String(text) if text.contains("${") => {
-                return self.text(text, path, origin.as_ref()).map_err(|problem| match &origin {
+            ValueKind::String(text) if text.contains(START) => {
+                return self.resolve_text(text, path, origin.as_ref()).map_err(|problem| match &origin {
                     // A problem that has a place already keeps it: the innermost place is the one to look at.
-                    Some(at) if !problem.contains(" (at ") => format!("{problem} (at {at})"),
+                    Some(place) if !problem.contains(" (at ") => format!("{problem} (at {place})"),
                     _ => problem,
                 });
             }
@@ -134,110 +147,102 @@ impl Resolver<'_> {
         Ok((Value::new(origin.as_ref(), kind), None))
     }
 
-    /// Resolves a text with interpolations. If the whole text is one interpolation, the result is its value, of any
-    /// type; otherwise it is a text.
-    fn text(
+    /// Resolves a text with interpolations. If the whole text is one interpolation, the result is the value of that
+    /// interpolation, of any type. Otherwise the result is a text.
+    fn resolve_text(
         &mut self,
         text: &str,
         path: &mut Vec<String>,
         origin: Option<&String>,
     ) -> std::result::Result<Resolved, Problem> {
-        // `result` has the values of variables, `written` their names.
-        let (mut result, mut written, mut has_variables) = (String::new(), String::new(), false);
+        // `result` has the values of variables, `as_written` their names.
+        let (mut result, mut as_written, mut has_variables) = (String::new(), String::new(), false);
         let mut rest = text;
-        while let Some(start) = rest.find("${") {
+        while let Some(start) = rest.find(START) {
+            let after_start = &rest[start + START.len()..];
             // `\${` is a `${` that begins no interpolation.
             if let Some(before) = rest[..start].strip_suffix('\\') {
                 result += before;
-                result += "${";
-                written += &rest[..start + 2];
-                rest = &rest[start + 2..];
+                result += START;
+                as_written += &rest[..start + START.len()];
+                rest = after_start;
                 continue;
             }
-            let end = closing(&rest[start + 2..]).ok_or_else(|| format!("`{text}`: a `${{` without its `}}`"))?;
-            let inner = &rest[start + 2..start + 2 + end];
-            let after = &rest[start + 2 + end + 1..];
-            let (value, value_as_written) = self.expression(inner, path)?;
-            if start == 0 && after.is_empty() && result.is_empty() {
+            let end = closing_brace(after_start).ok_or_else(|| format!("`{text}`: a `${{` without its `}}`"))?;
+            let (inner, after) = (&after_start[..end], &after_start[end + 1..]);
+            let (value, value_as_written) = self.resolve_expression(inner, path)?;
+            let is_whole_text = start == 0 && after.is_empty() && result.is_empty();
+            if is_whole_text {
                 // The origin is the place of the interpolation. If the value is a map, its entries keep their own
                 // origins.
                 return Ok((Value::new(origin, value.kind), value_as_written));
             }
             let piece = value.into_string().map_err(|_| format!("`${{{inner}}}` is no text within `{text}`"))?;
             has_variables |= value_as_written.is_some();
-            written += &rest[..start];
-            written += &value_as_written.unwrap_or_else(|| secrets::escaped(&piece));
+            as_written += &rest[..start];
+            as_written += &value_as_written.unwrap_or_else(|| secrets::escaped(&piece));
             result += &rest[..start];
             result += &piece;
             self.text_left = self
                 .text_left
-                .checked_sub(result.len().max(written.len()))
+                .checked_sub(result.len().max(as_written.len()))
                 .ok_or_else(|| format!("more than {MAX_TEXT} bytes of text after interpolation"))?;
             rest = after;
         }
         result += rest;
-        written += rest;
-        Ok((Value::new(origin, result), has_variables.then_some(written)))
+        as_written += rest;
+        Ok((Value::new(origin, result), has_variables.then_some(as_written)))
     }
 
-    /// The value of the text between `${` and `}`.
-    fn expression(&mut self, inner: &str, path: &mut Vec<String>) -> std::result::Result<Resolved, Problem> {
+    /// The value of the text `inner` between `${` and `}`.
+    fn resolve_expression(&mut self, inner: &str, path: &mut Vec<String>) -> std::result::Result<Resolved, Problem> {
+        // The values that contain this interpolation may be `MAX_DEPTH` deep, and the interpolations too.
         if path.len() + self.following.len() > 2 * MAX_DEPTH {
             return Err(format!("`${{{inner}}}`: interpolations more than {MAX_DEPTH} deep"));
         }
-        // Interpolations within this one come first: `${oc.env:${name}}`.
-        let inner = match inner.contains("${") {
-            true => {
-                self.following.push("${}".into());
-                let resolved = self.text(inner, path, None);
-                self.following.pop();
-                let (text, _) = resolved?;
-                text.into_string().map_err(|e| format!("`${{{inner}}}`: {e}"))?
-            }
-            false => inner.to_string(),
-        };
+        let inner = self.resolve_within(inner, path)?;
         let inner = inner.trim();
         let Some((resolver, arguments)) = inner.split_once(':') else {
-            let key = absolute(inner, path)?;
+            let key = absolute_key(inner, path)?;
             return self.look_up(&key)?.ok_or_else(|| format!("`${{{inner}}}`: there is no `{key}`"));
         };
-        let (first, default) = match arguments.split_once(',') {
-            Some((first, default)) => (first.trim(), Some(default.trim())),
+        let (argument, default) = match arguments.split_once(',') {
+            Some((argument, default)) => (argument.trim(), Some(default.trim())),
             None => (arguments.trim(), None),
         };
-        let literal = |text: &str| Ok((parse_value(text, "default of an interpolation")?, None));
-        match (resolver.trim(), default) {
-            ("oc.env" | "env", default) => match (std::env::var(first), default) {
-                (Ok(text), default) => {
-                    let default = default.map(|default| format!(",{default}")).unwrap_or_default();
-                    let written = format!("${{oc.env:{first}{default}}}");
-                    secrets::keep_out_of_messages(first, &text);
-                    Ok((value_of_variable(text), Some(written)))
-                }
-                (Err(_), Some(default)) => literal(default),
-                (Err(_), None) => Err(format!("`${{{inner}}}`: the environment variable {first} is not set")),
+        match resolver.trim() {
+            "oc.env" | "env" => variable(argument, default)
+                .unwrap_or_else(|| Err(format!("`${{{inner}}}`: the environment variable {argument} is not set"))),
+            "oc.select" => match self.look_up(&absolute_key(argument, path)?)? {
+                Some(resolved) => Ok(resolved),
+                None => default_value(default.unwrap_or("null")),
             },
-            ("oc.select", default) => match (self.look_up(&absolute(first, path)?)?, default) {
-                (Some(value), _) => Ok(value),
-                (None, default) => literal(default.unwrap_or("null")),
-            },
-            ("now", _) => {
-                // One time for all uses in a process, so that file names made of it agree.
-                static START: LazyLock<SystemTime> = LazyLock::new(SystemTime::now);
-                let seconds = START.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
-                let date = date(seconds, arguments).map_err(|problem| format!("`${{{inner}}}`: {problem}"))?;
+            "now" => {
+                let date = start_date(arguments).map_err(|problem| format!("`${{{inner}}}`: {problem}"))?;
                 Ok((Value::new(None, date), None))
             }
-            (other, _) => {
+            other => {
                 Err(format!("`${{{inner}}}`: the resolver `{other}` is not known; there are oc.env, oc.select, now"))
             }
         }
     }
 
+    /// The text of an interpolation after the interpolations within it are resolved: `${oc.env:${name}}`.
+    fn resolve_within(&mut self, inner: &str, path: &mut Vec<String>) -> std::result::Result<String, Problem> {
+        if !inner.contains(START) {
+            return Ok(inner.to_string());
+        }
+        self.following.push("${}".into());
+        let resolved = self.resolve_text(inner, path, None);
+        self.following.pop();
+        let (text, _) = resolved?;
+        text.into_string().map_err(|e| format!("`${{{inner}}}`: {e}"))
+    }
+
     /// The resolved value of a dotted key; `None` if the key does not exist. Fails if the key is being resolved
     /// already.
     fn look_up(&mut self, key: &str) -> std::result::Result<Option<Resolved>, Problem> {
-        if self.following.iter().any(|k| k == key) {
+        if self.following.iter().any(|followed| followed == key) {
             return Err(format!("`{key}` is defined by itself: {} -> {key}", self.following.join(" -> ")));
         }
         let Some(value) = find(self.root, key) else { return Ok(None) };
@@ -248,15 +253,37 @@ impl Resolver<'_> {
     }
 }
 
+/// The value of the environment variable `name`, or else the value of `default`; `None` if there is neither.
+fn variable(name: &str, default: Option<&str>) -> Option<std::result::Result<Resolved, Problem>> {
+    let Ok(text) = std::env::var(name) else { return default.map(default_value) };
+    secrets::keep_out_of_messages(name, &text);
+    let default = default.map(|default| format!(",{default}")).unwrap_or_default();
+    let as_written = format!("${{oc.env:{name}{default}}}");
+    Some(Ok((value_of_variable(text), Some(as_written))))
+}
+
+/// The value of a default within an interpolation: YAML.
+fn default_value(text: &str) -> std::result::Result<Resolved, Problem> {
+    Ok((parse_value(text, "default of an interpolation")?, None))
+}
+
 /// The value of an environment variable: a number, `true` or `null`, or YAML in brackets or quotes. Any other text is
 /// taken as it is, also if YAML would read more into it, such as a map into `a: b`.
 fn value_of_variable(text: String) -> Value {
-    let has_brackets = text.trim_start().starts_with(['[', '{', '"', '\'']) && !text.contains('\n');
+    let is_bracketed = text.trim_start().starts_with(['[', '{', '"', '\'']) && !text.contains('\n');
     match parse_value(&text, "the environment").map(|value| value.kind) {
-        Ok(ValueKind::String(_) | ValueKind::Table(_) | ValueKind::Array(_)) if !has_brackets => Value::new(None, text),
+        Ok(ValueKind::String(_) | ValueKind::Table(_) | ValueKind::Array(_)) if !is_bracketed => Value::new(None, text),
         Ok(kind) => Value::new(None, kind),
         Err(_) => Value::new(None, text),
     }
+}
+
+/// The time at which the process first asked for it (UTC), in the format of `strftime`. All uses in a process have the
+/// same time, so that file names made of it agree.
+fn start_date(format: &str) -> std::result::Result<String, Problem> {
+    static TIME: LazyLock<SystemTime> = LazyLock::new(SystemTime::now);
+    let seconds = TIME.duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    date(seconds, format)
 }
 
 /// The time `seconds` after 1970 (UTC) in the format of `strftime`.
@@ -274,20 +301,23 @@ fn date(seconds: u64, format: &str) -> std::result::Result<String, Problem> {
     let mut text = String::new();
     let mut rest = format.chars();
     while let Some(c) = rest.next() {
-        text += &match (c, (c == '%').then(|| rest.next()).flatten()) {
-            ('%', Some('Y')) => year.to_string(),
-            ('%', Some('y')) => format!("{:02}", year % 100),
-            ('%', Some('m')) => format!("{month:02}"),
-            ('%', Some('d')) => format!("{day:02}"),
-            ('%', Some('H')) => format!("{:02}", second / 3600),
-            ('%', Some('M')) => format!("{:02}", second / 60 % 60),
-            ('%', Some('S')) => format!("{:02}", second % 60),
-            ('%', Some('%')) => "%".into(),
-            ('%', other) => {
+        if c != '%' {
+            text.push(c);
+            continue;
+        }
+        text += &match rest.next() {
+            Some('Y') => year.to_string(),
+            Some('y') => format!("{:02}", year % 100),
+            Some('m') => format!("{month:02}"),
+            Some('d') => format!("{day:02}"),
+            Some('H') => format!("{:02}", second / 3600),
+            Some('M') => format!("{:02}", second / 60 % 60),
+            Some('S') => format!("{:02}", second % 60),
+            Some('%') => "%".into(),
+            other => {
                 let other = other.map(String::from).unwrap_or_default();
                 return Err(format!("`%{other}` is not known; there are %Y, %y, %m, %d, %H, %M, %S and %%"));
             }
-            (c, _) => c.to_string(),
         };
     }
     Ok(text)
@@ -295,25 +325,26 @@ fn date(seconds: u64, format: &str) -> std::result::Result<String, Problem> {
 
 /// The absolute dotted key of a key in an interpolation: `a.b.0` for `a.b[0]`. A key that begins with a dot is relative
 /// to the value with the names `path`: `.a` is a sibling of it, `..a` is one level up.
-fn absolute(key: &str, path: &[String]) -> std::result::Result<String, Problem> {
+fn absolute_key(key: &str, path: &[String]) -> std::result::Result<String, Problem> {
     let dots = key.bytes().take_while(|b| *b == b'.').count();
     let names = key[dots..].replace('[', ".").replace(']', "");
-    let valid = |part: &str| !part.is_empty() && part.chars().all(|c| c.is_alphanumeric() || "_-@/ ".contains(c));
-    if names.is_empty() || !names.split('.').all(valid) {
+    let is_valid = |name: &str| !name.is_empty() && name.chars().all(|c| c.is_alphanumeric() || "_-@/ ".contains(c));
+    if names.is_empty() || !names.split('.').all(is_valid) {
         return Err(format!("`${{{key}}}` is no key"));
     }
-    match dots {
-        0 => Ok(names),
-        _ => {
-            let kept =
-                path.len().checked_sub(dots).ok_or_else(|| format!("`${{{key}}}` leads above the configuration"))?;
-            Ok([&path[..kept], &[names]].concat().join("."))
-        }
+    if dots == 0 {
+        return Ok(names);
     }
+    // One dot leads to the map that contains the value, and each further dot to the map above it.
+    let map_depth =
+        path.len().checked_sub(dots).ok_or_else(|| format!("`${{{key}}}` leads above the configuration"))?;
+    let mut absolute = path[..map_depth].to_vec();
+    absolute.push(names);
+    Ok(absolute.join("."))
 }
 
 /// The position of the `}` that ends an interpolation. `text` begins after its `${`.
-fn closing(text: &str) -> Option<usize> {
+fn closing_brace(text: &str) -> Option<usize> {
     let mut depth = 0usize;
     for (at, c) in text.char_indices() {
         match c {

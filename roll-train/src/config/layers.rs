@@ -30,13 +30,20 @@ const TEST_VARIABLES: [&str; 7] = [
     "ROLL_TEST_GGUF",
 ];
 
-/// Largest index in a key such as `reward[3]`, which makes a list of that length.
+/// Beginning of the names of environment variables that set configuration keys.
+const VARIABLE_PREFIX: &str = "ROLL_";
+
+/// Largest index in a key such as `reward[3]`, which lengthens the list to hold that index.
 const MAX_INDEX: usize = 63;
+
+/// Length of the beginning of a key that a message has if the key is too long.
+const SHORTENED_LENGTH: usize = 60;
 
 /// Maximum number of names in a key. The deepest option has five.
 const MAX_DEPTH: usize = 16;
 
-/// Collects layers, lowest first; [`ConfigLayers::merge`] merges them, [`ConfigLayers::load`] checks them too.
+/// Collects layers, lowest first. [`ConfigLayers::merge`] merges the layers, and [`ConfigLayers::load`] also checks the
+/// result.
 #[derive(Clone, Debug, Default)]
 pub struct ConfigLayers {
     /// Assignments of all layers, lowest first: a later assignment to the same key wins.
@@ -44,14 +51,18 @@ pub struct ConfigLayers {
     /// Notes for the user.
     notes: Vec<String>,
     /// The values that files interpolate from the environment.
-    written: Vec<AsWritten>,
-    /// Number of ranks of the job; 1 if it is not set.
+    from_environment: Vec<AsWritten>,
+    /// Number of ranks of the job, see [`ConfigLayers::for_ranks`]. `None` counts as 1.
     ranks: Option<usize>,
 }
 
-/// A key and its value, which knows its origin. The assignment of a whole file has the empty key.
+/// A key and its value, which knows its origin.
 #[derive(Clone, Debug)]
-struct Assignment(Vec<Part>, Value);
+struct Assignment {
+    /// The parts of the key; empty for a whole file.
+    path: Vec<Part>,
+    value: Value,
+}
 
 impl ConfigLayers {
     /// The defaults alone.
@@ -72,23 +83,22 @@ impl ConfigLayers {
     }
 
     /// Adds the `config.yaml` of a run directory. A file that a run of this user wrote, and that was not changed, is
-    /// accepted. Any other is refused if it names something outside of its directory, before anything that it names is
-    /// read or loaded. With `is_trusted` it is accepted with a warning.
+    /// accepted. Any other file is refused if it names something outside of its directory, before anything that it
+    /// names is read or loaded. With `is_trusted`, such a file is accepted with a warning.
     pub fn file_of_run(self, path: impl AsRef<Path>, is_trusted: bool) -> Result<Self> {
-        let document = Document::read(path.as_ref())?;
-        let named = if signature::is_own(&document.text) { Vec::new() } else { named_outside(&document.map) };
         let path = path.as_ref();
-        match (named.is_empty(), is_trusted) {
-            (true, _) => {}
-            (false, true) => tracing::warn!("{} is trusted; it {}", path.display(), named.join("; ")),
-            (false, false) => {
-                let problem = format!(
-                    "no run of yours wrote it as it is, and it names things outside of its directory; `--trust` takes it if \
-                     you trust all of them:\n{}",
-                    named.join("\n")
-                );
-                return Err(Error::bad_file(path, problem));
-            }
+        let document = Document::read(path)?;
+        let named = if signature::is_own(&document.text) { Vec::new() } else { named_outside(&document.map) };
+        if !named.is_empty() && !is_trusted {
+            let problem = format!(
+                "no run of yours wrote it as it is, and it names things outside of its directory; `--trust` takes it \
+                 if you trust all of them:\n{}",
+                named.join("\n")
+            );
+            return Err(Error::bad_file(path, problem));
+        }
+        if !named.is_empty() {
+            tracing::warn!("{} is trusted; it {}", path.display(), named.join("; "));
         }
         self.document(document)
     }
@@ -96,11 +106,11 @@ impl ConfigLayers {
     /// Adds the mapping of a file, composed, interpolated and translated.
     fn document(mut self, document: Document) -> Result<Self> {
         let path = document.path.clone();
-        let (mut map, written) = compose(document)?;
+        let (mut map, from_environment) = compose(document)?;
         if map.is_empty() {
             return Err(Error::bad_file(path, "the file is empty: there is nothing in it to run"));
         }
-        self.written.extend(written);
+        self.from_environment.extend(from_environment);
         if reference::is_reference(&map) {
             let ranks = self.ranks.unwrap_or(1);
             let (translated, notes) = reference::translate(&path, map, ranks)?;
@@ -119,14 +129,14 @@ impl ConfigLayers {
 
     /// Adds the mapping of a file.
     fn add(mut self, path: &Path, mut map: Map) -> Result<Self> {
-        if let Some(key) = map.keys().find(|k| !k.split(['.', '[']).all(|part| is_plain(part.trim_end_matches(']')))) {
+        let is_key = |key: &str| key.split(['.', '[']).all(|part| is_plain(part.trim_end_matches(']')));
+        if let Some(key) = map.keys().find(|key| !is_key(key)) {
             let problem = format!("`{key}` is no configuration key; write nested keys as nested maps, or with dots");
             return Err(Error::bad_file(path, problem));
         }
-        // An empty section, all of whose keys are commented out, has no effect.
-        map.retain(|key, value| {
-            !(value.kind == ValueKind::Nil && matches!(DEFAULTS.get(key), Some(Json::Object(_) | Json::Array(_))))
-        });
+        // An empty section, such as one whose keys are all commented out, has no effect.
+        let is_section = |key: &str| matches!(DEFAULTS.get(key), Some(Json::Object(_) | Json::Array(_)));
+        map.retain(|key, value| value.kind != ValueKind::Nil || !is_section(key));
         // One reward may be written without a list.
         if let Some(reward) = map.get_mut("reward")
             && let ValueKind::Table(_) = reward.kind
@@ -134,17 +144,17 @@ impl ConfigLayers {
             let origin = reward.origin().map(String::from);
             *reward = Value::new(origin.as_ref(), ValueKind::Array(vec![reward.clone()]));
         }
-        let mut keys: Vec<_> = map.into_iter().collect();
-        keys.sort_by(|a, b| a.0.cmp(&b.0));
+        let mut entries: Vec<(String, Value)> = map.into_iter().collect();
+        entries.sort_by(|(key, _), (other_key, _)| key.cmp(other_key));
         // A file may have dotted keys, such as `training.learning_rate: 1e-5`, which is what `roll config` prints. All
         // keys are put into one nested map, so that the file is one layer.
         let origin = path.display().to_string();
         let mut nested = Value::new(None, ValueKind::Table(Map::new()));
-        for (key, value) in keys {
+        for (key, value) in entries {
             let path = if is_plain(&key) { vec![Part::Name(key)] } else { path_of(&key, &origin)? };
             put(&mut nested, "", &path, value);
         }
-        self.assignments.push(Assignment(Vec::new(), nested));
+        self.assignments.push(Assignment { path: Vec::new(), value: nested });
         Ok(self)
     }
 
@@ -152,16 +162,16 @@ impl ConfigLayers {
     /// `training.learning_rate`. Values are YAML. Empty variables are ignored, and so are variables with a meaning of
     /// their own (see [`Variable`]).
     pub fn environment(mut self, variables: impl IntoIterator<Item = (String, String)>) -> Result<Self> {
-        let components = inventory::iter::<Variable>.into_iter().map(|Variable(name)| *name);
-        let reserved: Vec<&str> = components.chain(TEST_VARIABLES).chain(on_finish::VARIABLES).collect();
+        let of_components = inventory::iter::<Variable>.into_iter().map(|Variable(name)| *name);
+        let reserved: Vec<&str> = of_components.chain(TEST_VARIABLES).chain(on_finish::VARIABLES).collect();
         let mut variables: Vec<_> = variables
             .into_iter()
-            .filter(|(name, _)| name.starts_with("ROLL_") && !reserved.contains(&name.as_str()))
+            .filter(|(name, _)| name.starts_with(VARIABLE_PREFIX) && !reserved.contains(&name.as_str()))
             .filter(|(_, text)| !text.trim().is_empty())
             .collect();
         variables.sort();
         for (name, text) in variables {
-            let key = name["ROLL_".len()..].to_lowercase().replace("__", ".");
+            let key = name[VARIABLE_PREFIX.len()..].to_lowercase().replace("__", ".");
             if !key.contains('.') && suggest(&key, schema::top_level(), &KEYS).is_none() {
                 // Such a variable may be another program's, so it is noted only. A name near a known key is taken for a
                 // misspelt key, and is an error later.
@@ -184,31 +194,31 @@ impl ConfigLayers {
 
     /// Sets `key` to the YAML `text`. `origin`, such as "--model", names the source in messages and listings.
     pub fn set_text(mut self, key: &str, text: &str, origin: &str) -> Result<Self> {
-        self.assignments.push(Assignment(path_of(key, origin)?, value_for(key, text, origin)?));
+        self.assignments.push(Assignment { path: path_of(key, origin)?, value: value_for(key, text, origin)? });
         Ok(self)
     }
 
     /// Sets `key` to a value that a Rust program passes.
     pub(crate) fn json(mut self, key: &str, value: Json) -> Result<Self> {
         let origin = "the program".to_string();
-        self.assignments.push(Assignment(path_of(key, &origin)?, from_json(value, Some(&origin))));
+        self.assignments.push(Assignment { path: path_of(key, &origin)?, value: from_json(value, Some(&origin)) });
         Ok(self)
     }
 
     /// These layers above the layers of `lowest`.
     pub fn over(self, lowest: Self) -> Self {
         let assignments = [lowest.assignments, self.assignments].concat();
-        let written = [lowest.written, self.written].concat();
-        Self { assignments, notes: [lowest.notes, self.notes].concat(), written, ranks: self.ranks }
+        let from_environment = [lowest.from_environment, self.from_environment].concat();
+        Self { assignments, notes: [lowest.notes, self.notes].concat(), from_environment, ranks: self.ranks }
     }
 
     /// The layers merged. Values are not checked yet.
     pub fn merge(&self) -> Result<MergedConfig> {
         let mut merged = from_json(DEFAULTS.clone(), None);
-        for Assignment(path, value) in &self.assignments {
+        for Assignment { path, value } in &self.assignments {
             put(&mut merged, "", path, value.clone());
         }
-        Ok(MergedConfig::new(merged, self.notes.clone(), self.written.clone()))
+        Ok(MergedConfig::new(merged, self.notes.clone(), self.from_environment.clone()))
     }
 
     /// Merges the layers and checks them, as [`MergedConfig::load`].
@@ -256,7 +266,7 @@ fn path_of(key: &str, origin: &str) -> Result<Vec<Part>> {
 
 /// The beginning of a key that is too long for a message.
 fn shortened(key: &str) -> String {
-    key.chars().take(60).chain("...".chars()).collect()
+    key.chars().take(SHORTENED_LENGTH).chain("...".chars()).collect()
 }
 
 /// The value of `key` that the YAML `text` means.
@@ -264,19 +274,20 @@ fn value_for(key: &str, text: &str, origin: &str) -> Result<Value> {
     let origin_name = origin.to_string();
     let value = parse_value(text, origin)
         .map_err(|problem| Error::config(key, format!("`{text}` is not a value ({origin}): {problem}")))?;
-    let value = match value.kind {
+    let is_empty_text = text.trim().is_empty();
+    Ok(match value.kind {
         // One reward without a list.
         ValueKind::Table(_) if key == "reward" => Value::new(Some(&origin_name), ValueKind::Array(vec![value])),
         ValueKind::String(_) => value,
-        // A written `null`. An empty text is no value yet.
-        ValueKind::Nil if !text.trim().is_empty() => value,
-        // A key that takes only text takes `2026` as the text, too.
+        // `null`, in one of its forms in YAML.
+        ValueKind::Nil if !is_empty_text => value,
+        // A key that takes only text takes `2026` as the text, too, and an empty text.
         _ if schema::is_text(key) => Value::new(Some(&origin_name), text.trim()),
         _ => value,
-    };
-    Ok(value)
+    })
 }
 
+/// The JSON as a value of this origin.
 fn from_json(json: Json, origin: Option<&String>) -> Value {
     let kind = match json {
         Json::Null => ValueKind::Nil,

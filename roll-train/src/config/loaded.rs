@@ -1,4 +1,4 @@
-//! A checked configuration, which can say where each value came from.
+//! A checked configuration, which knows the origin of each value.
 
 use serde_json::{Map, Value as Json};
 
@@ -31,9 +31,9 @@ pub struct LoadedConfig {
     pub provenance: Provenance,
     /// Notes for the user that are not errors.
     pub notes: Vec<String>,
-    /// The values that files interpolate from the environment, with their texts. These texts are written instead of the
-    /// values.
-    pub(super) written: Vec<AsWritten>,
+    /// The values that files interpolate from the environment, with the texts of the files. Listings and files have
+    /// these texts instead of the values.
+    pub(super) from_environment: Vec<AsWritten>,
 }
 
 impl LoadedConfig {
@@ -83,14 +83,13 @@ impl LoadedConfig {
     /// All values as JSON, without secrets: see [`secrets::hide`].
     fn tree_as_written(&self) -> Result<Json> {
         let mut tree = self.tree()?;
-        let variables = std::env::vars_os();
         let variables =
-            variables.filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
-        secrets::hide(&mut tree, &self.provenance, &self.written, variables);
+            std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+        secrets::hide(&mut tree, &self.provenance, &self.from_environment, variables);
         Ok(tree)
     }
 
-    /// Adds the entries of `value`, which is the value of `key`.
+    /// Adds the entries of `value`, which is the value of `key`, to `entries`.
     fn list(&self, key: &str, value: &Json, entries: &mut Vec<Entry>) {
         match value {
             Json::Object(map) if !map.is_empty() => {
@@ -104,17 +103,18 @@ impl LoadedConfig {
                 }
             }
             leaf => {
-                let origin = match leaf {
-                    // The first origin of an entry of the list, or else the origin of the list itself.
-                    Json::Array(items) => (0..items.len())
-                        .find_map(|i| self.provenance.explicit(&child(key, i)))
-                        .or(self.provenance.explicit(key))
-                        .unwrap_or("default"),
-                    _ => self.provenance.of(key),
-                };
+                let origin = self.origin_of_leaf(key, leaf);
                 entries.push(Entry { key: key.into(), value: leaf.to_string(), origin: origin.into() });
             }
         }
+    }
+
+    /// The origin of a value that is one entry. For a list, it is the origin of the first item that has one, or else
+    /// the origin of the list itself.
+    fn origin_of_leaf(&self, key: &str, leaf: &Json) -> &str {
+        let items = leaf.as_array().map(Vec::as_slice).unwrap_or_default();
+        let origin_of_item = (0..items.len()).find_map(|i| self.provenance.explicit(&child(key, i)));
+        origin_of_item.unwrap_or(self.provenance.of(key))
     }
 }
 

@@ -25,7 +25,7 @@ pub(super) fn put(into: &mut Value, key: &str, path: &[Part], value: Value) {
             let is_word = schema::are_choices(key, [name, name]);
             let map = map_of(into);
             if is_word && rest.is_empty() && value.kind == ValueKind::Nil {
-                // A word that is set to null is removed, if it is the one that was chosen.
+                // `null` removes the word, if it is the chosen one. Then nothing is chosen: the map becomes `null`.
                 if map.remove(name).is_some() && map.is_empty() {
                     *into = value;
                 }
@@ -64,18 +64,18 @@ pub(super) fn merge(into: &mut Value, key: &str, from: Value) {
 
 /// Whether both maps are choices, and `new` chooses something else than `old`.
 fn is_other_choice(key: &str, old: &Map, new: &Map) -> bool {
-    let name = |map: &Map| map.get("name").map(|name| name.kind.clone());
-    let is_renamed = || match (name(old), name(new)) {
+    let component_name = |map: &Map| map.get("name").map(|name| name.kind.clone());
+    let has_other_name = || match (component_name(old), component_name(new)) {
         (Some(ValueKind::String(old)), Some(ValueKind::String(new))) => old != new,
         _ => false,
     };
-    let is_other_word = || match (old.keys().next(), new.keys().next()) {
-        (Some(word), Some(other)) if [old.len(), new.len()] == [1, 1] => {
+    let has_other_word = || match (old.keys().next(), new.keys().next()) {
+        (Some(word), Some(other)) if old.len() == 1 && new.len() == 1 => {
             word != other && schema::are_choices(key, [word, other])
         }
         _ => false,
     };
-    schema::is_component(key) && is_renamed() || is_other_word()
+    (schema::is_component(key) && has_other_name()) || has_other_word()
 }
 
 /// The map in a value. A value that is no map becomes an empty one.
@@ -85,7 +85,7 @@ fn map_of(value: &mut Value) -> &mut Map {
     }
     match &mut value.kind {
         ValueKind::Table(map) => map,
-        _ => unreachable!("a map since the line above"),
+        _ => unreachable!("any other kind was replaced by a map above"),
     }
 }
 
@@ -96,10 +96,11 @@ fn list_of(value: &mut Value) -> &mut Vec<Value> {
     }
     match &mut value.kind {
         ValueKind::Array(list) => list,
-        _ => unreachable!("a list since the line above"),
+        _ => unreachable!("any other kind was replaced by a list above"),
     }
 }
 
+/// A value that is not set yet.
 fn nothing() -> Value {
     Value::new(None, ValueKind::Nil)
 }

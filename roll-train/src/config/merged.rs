@@ -1,4 +1,4 @@
-//! The merged layers, which can be asked for values before they are checked.
+//! The merged layers of a configuration, some of whose values can be read before all are checked.
 
 use std::path::PathBuf;
 
@@ -19,30 +19,35 @@ use roll_core::{Error, Registry, Result, keys};
 pub struct MergedConfig {
     /// All values, defaults too.
     tree: Json,
+    /// The origin of each value.
     provenance: Provenance,
+    /// Notes for the user.
     notes: Vec<String>,
     /// The values that files interpolate from the environment.
-    written: Vec<AsWritten>,
+    from_environment: Vec<AsWritten>,
 }
 
 impl MergedConfig {
-    pub(super) fn new(merged: Value, notes: Vec<String>, written: Vec<AsWritten>) -> Self {
+    pub(super) fn new(merged: Value, notes: Vec<String>, from_environment: Vec<AsWritten>) -> Self {
         let mut provenance = Provenance::default();
         let tree = to_json(merged, "", &mut provenance);
-        Self { tree, provenance, notes, written }
+        Self { tree, provenance, notes, from_environment }
     }
 
     /// The values of `plugins` and `plugins_replace`: the libraries to load, and whether their components replace
     /// built-in ones of the same name.
     pub fn plugins(&self) -> Result<(Vec<PathBuf>, bool)> {
-        let get = |key: &str| self.tree.get(key).cloned().unwrap_or_default();
-        let wrong = |key: &str, wanted: &str, found: Json| {
-            Error::config(key, format!("expected {wanted}, found {found}{}", self.provenance.place(key)))
+        let value = |key: &str| self.tree.get(key).cloned().unwrap_or_default();
+        let wrong_type = |key: &str, expected: &str, found: Json| {
+            Error::config(key, format!("expected {expected}, found {found}{}", self.provenance.place(key)))
         };
-        let (paths, replace) = (get("plugins"), get("plugins_replace"));
-        let paths = serde_json::from_value(paths.clone()).map_err(|_| wrong("plugins", "a list of paths", paths))?;
-        let replace = replace.as_bool().ok_or_else(|| wrong("plugins_replace", "true or false", replace))?;
-        Ok((paths, replace))
+        let paths = value("plugins");
+        let paths =
+            serde_json::from_value(paths.clone()).map_err(|_| wrong_type("plugins", "a list of paths", paths))?;
+        let should_replace = value("plugins_replace");
+        let should_replace =
+            should_replace.as_bool().ok_or_else(|| wrong_type("plugins_replace", "true or false", should_replace))?;
+        Ok((paths, should_replace))
     }
 
     /// The value of `key`, or the default if no layer sets it; `None` if both are missing or `null`.
@@ -61,8 +66,11 @@ impl MergedConfig {
                 Err(error) => error,
             };
             // To find further problems, the wrong value is removed, and the rest is checked again with its default.
-            let is_removed = matches!(&error, Error::Config { key, .. } if remove(&mut self.tree, key));
-            // An error after the first that is not about a removable value may follow from a removal.
+            let is_removed = match &error {
+                Error::Config { key, .. } => remove(&mut self.tree, key),
+                _ => false,
+            };
+            // A later error about a value that cannot be removed may be a consequence of an earlier removal.
             if is_removed || problems.is_empty() {
                 problems.push(error);
             }
@@ -75,7 +83,7 @@ impl MergedConfig {
 
     /// Checks the configuration up to the first problem.
     fn load_checked(self, registry: Option<&Registry>) -> Result<LoadedConfig> {
-        let Self { mut tree, provenance, mut notes, written } = self;
+        let Self { mut tree, provenance, mut notes, from_environment } = self;
         notes.extend(trackers::normalize(&mut tree));
         for section in DECLARED.iter() {
             if let Some(value) = tree.get_mut(section.name) {
@@ -101,15 +109,18 @@ impl MergedConfig {
             provenance.with_place(Error::config(key, e.inner().to_string()))
         })?;
         config.check().map_err(|e| provenance.with_place(e))?;
-        Ok(LoadedConfig { config, sections, provenance, notes, written })
+        Ok(LoadedConfig { config, sections, provenance, notes, from_environment })
     }
 }
 
-/// Removes the value of a key. Returns false if the key has no value, or if it is the name of a component, without
-/// which its options cannot be checked.
+/// Removes the value of a key. Returns false if the key has no value, or if the value is the name of a component,
+/// without which the options of the component cannot be checked.
 fn remove(tree: &mut Json, key: &str) -> bool {
-    let (parent, name) = key.rsplit_once('.').map_or(("", key), |(parent, name)| (parent, name));
+    let (parent, name) = key.rsplit_once('.').unwrap_or(("", key));
+    if name == "name" {
+        return false;
+    }
     let pointer = if parent.is_empty() { String::new() } else { format!("/{}", parent.replace('.', "/")) };
     let map = tree.pointer_mut(&pointer).and_then(Json::as_object_mut);
-    name != "name" && map.is_some_and(|map| map.shift_remove(name).is_some())
+    map.is_some_and(|map| map.shift_remove(name).is_some())
 }

@@ -1,13 +1,14 @@
 //! Configuration of a run: typed, layered, and explained.
 //!
-//! Four layers, each over those before it: the defaults, YAML files in their order, environment variables
-//! (`ROLL_TRAINING__LEARNING_RATE=1e-5`), and arguments (`--set training.learning_rate=1e-5`). Maps merge; everything
-//! else, lists too, is replaced, and so is a map that chooses something else (`merge.rs`). Unknown keys are errors that
-//! name the nearest known one, in every layer and in the options of components. A file may be composed as Hydra does
-//! (`defaults`, `${a.b}`), and ROLL's own `reward_fl_config.yaml` is read as it is.
+//! There are four layers, lowest first: the defaults, YAML files in their order, environment variables
+//! (`ROLL_TRAINING__LEARNING_RATE=1e-5`), and arguments (`--set training.learning_rate=1e-5`). The maps of a higher
+//! layer merge with the maps of a lower one. Any other value, such as a list, is replaced, and so is a map that chooses
+//! something else (`merge.rs`). Unknown keys are errors that name the nearest known one, in every layer and in the
+//! options of components. A file may be composed as in Hydra (`defaults`, `${a.b}`), and ROLL's own
+//! `reward_fl_config.yaml` is read as it is.
 //!
-//! [`ConfigLayers`] collects the layers, [`MergedConfig`] is the result of merging them, and [`LoadedConfig`] is
-//! checked. It remembers which layer each value came from.
+//! [`ConfigLayers`] collects the layers, [`MergedConfig`] is the result of merging them, and [`LoadedConfig`] is the
+//! checked result. It remembers which layer each value came from.
 
 mod compose;
 mod consent;

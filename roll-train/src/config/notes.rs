@@ -26,7 +26,7 @@ const IDLE: &[IdleKeys] = &[
     only_for(&["training.lr_scheduler_kwargs.timescale"], &["inverse_sqrt"]),
 ];
 
-/// Options that only these learning-rate schedules read.
+/// Options that only the learning-rate schedules `schedules` read.
 const fn only_for(keys: &'static [&'static str], schedules: &'static [&'static str]) -> IdleKeys {
     let because = "`training.lr_scheduler_type` is of another shape";
     IdleKeys { keys, when: When::IsNot("training.lr_scheduler_type", schedules), because }
@@ -65,10 +65,12 @@ impl LoadedConfig {
     }
 }
 
+/// The name of a component.
 fn name(component: &Json) -> Option<&str> {
     component.get("name")?.as_str()
 }
 
+/// The keys and values of a JSON object; none for any other JSON value.
 fn object(tree: Json) -> Options {
     match tree {
         Json::Object(map) => map,

@@ -1,4 +1,4 @@
-//! Where the values of a configuration came from: file and line, environment variable, or argument.
+//! The origins of the values of a configuration: file and line, environment variable, or argument.
 
 use std::collections::BTreeMap;
 
@@ -27,15 +27,16 @@ impl Provenance {
 
     /// Whether any layer above the defaults set `key` or something below it.
     pub fn is_set(&self, key: &str) -> bool {
-        self.0.keys().any(|k| k == key || k.strip_prefix(key).is_some_and(|rest| rest.starts_with('.')))
+        self.0.keys().any(|known| known == key || known.strip_prefix(key).is_some_and(|rest| rest.starts_with('.')))
     }
 
-    /// Whether the name of a component (at the key `name`) comes from an argument or an environment variable, but its
-    /// option (at the key `option`) from a file. The file may then have meant the component that was replaced.
-    pub(super) fn is_renamed(&self, name: &str, option: &str) -> bool {
+    /// Whether the name of a component (at `name_key`) comes from an argument or an environment variable, but its
+    /// option (at `option_key`) from a file. The file may then have meant the component that was replaced.
+    pub(super) fn is_renamed(&self, name_key: &str, option_key: &str) -> bool {
         let is_of_this_call = |origin: &str| origin.starts_with("--") || origin.starts_with("environment variable");
-        self.explicit(name).is_some_and(is_of_this_call)
-            && !is_of_this_call(self.place(option).trim_start_matches(" ("))
+        let origin_of_option = self.place(option_key);
+        self.explicit(name_key).is_some_and(is_of_this_call)
+            && !is_of_this_call(origin_of_option.trim_start_matches(" ("))
     }
 
     /// Whether `origin` is the origin of `key`, or of the nearest key above it if `key` has no origin of its own.
@@ -44,7 +45,8 @@ impl Provenance {
         key_and_above.filter_map(|key| self.explicit(key)).next() == origin.as_deref()
     }
 
-    /// The origin of `key` itself; `None` for a default, and for a key whose map has the origin.
+    /// The origin of `key` itself; `None` for a default, and for a key of which only the map that contains it has an
+    /// origin.
     pub(super) fn explicit(&self, key: &str) -> Option<&str> {
         self.0.get(key).map(String::as_str)
     }
@@ -60,8 +62,10 @@ impl Provenance {
     /// " (origin)" for the end of a message: the origin of `key`, or else of the first key below it, or else of the
     /// nearest key above it. Empty if none of these keys has an origin.
     pub(super) fn place(&self, key: &str) -> String {
-        let below = format!("{key}.");
-        if let Some((_, origin)) = self.0.range(below.clone()..).next().filter(|(k, _)| k.starts_with(&below)) {
+        let prefix = format!("{key}.");
+        // The keys are sorted, so keys with the prefix begin here.
+        let first_below = self.0.range(prefix.clone()..).next().filter(|(known, _)| known.starts_with(&prefix));
+        if let Some((_, origin)) = first_below {
             return format!(" ({})", self.explicit(key).unwrap_or(origin));
         }
         let mut key = key;

@@ -122,20 +122,23 @@ impl RunConfig {
         }
     }
 
-    /// Name of the experiment, or of the algorithm when it has none.
+    /// The name of the experiment. Without `exp_name`, this is the name of the algorithm.
     pub fn experiment(&self) -> &str {
         self.exp_name.as_deref().unwrap_or(&self.algo.name)
     }
 
-    /// Checks values that exclude one another, which types cannot; errors name the key.
+    /// Fails if the name of the experiment is not that of a directory, or if values exclude one another, which types
+    /// cannot express. The error names the key.
     pub fn check(&self) -> Result<()> {
-        if self.exp_name.as_deref().is_some_and(|n| n.is_empty() || n.contains(['/', '\\']) || n.starts_with('.')) {
+        let is_directory_name = |name: &str| !name.is_empty() && !name.contains(['/', '\\']) && !name.starts_with('.');
+        if self.exp_name.as_deref().is_some_and(|name| !is_directory_name(name)) {
             let problem = "expected the name of a directory, without separators or a leading dot";
             return Err(Error::config("exp_name", problem));
         }
-        let (t, end) = (&self.training, self.training.lr_scheduler_kwargs.lr_end);
-        if t.lr_scheduler_type == LrSchedulerType::Polynomial && end >= t.learning_rate {
-            let problem = format!("must be below `training.learning_rate` ({}), found {end}", t.learning_rate);
+        let (training, last_rate) = (&self.training, self.training.lr_scheduler_kwargs.lr_end);
+        if training.lr_scheduler_type == LrSchedulerType::Polynomial && last_rate >= training.learning_rate {
+            let first_rate = training.learning_rate;
+            let problem = format!("must be below `training.learning_rate` ({first_rate}), found {last_rate}");
             return Err(Error::config("training.lr_scheduler_kwargs.lr_end", problem));
         }
         Ok(())

@@ -38,8 +38,9 @@ pub(super) static DEFAULTS: LazyLock<Json> = LazyLock::new(|| {
 
 /// The keys of declared sections that hold lists of components, each with the kind of component.
 fn component_lists() -> impl Iterator<Item = (String, Kind)> {
-    let lists = DECLARED.iter().flat_map(|section| section.components.iter().map(|list| (section.name, *list)));
-    lists.map(|(section, (key, kind))| (format!("{section}.{key}"), kind))
+    DECLARED.iter().flat_map(|section| {
+        section.components.iter().map(move |(key, kind)| (format!("{}.{key}", section.name), *kind))
+    })
 }
 
 /// The names of the top-level keys.
@@ -71,7 +72,8 @@ static OPTIONS: LazyLock<Vec<(&str, Vec<Key>)>> = LazyLock::new(|| {
 pub(super) fn are_choices(key: &str, words: [&str; 2]) -> bool {
     let in_linked_component = || {
         let (section, option) = component_and_rest(key)?;
-        let mut options = OPTIONS.iter().filter(|(its_section, _)| *its_section == section).flat_map(|(_, keys)| keys);
+        let of_section = OPTIONS.iter().filter(|(other, _)| *other == section);
+        let mut options = of_section.flat_map(|(_, options)| options);
         Some(options.any(|known| known.are_tags_of_one_enum(option, words)))
     };
     let in_sections = || KEYS.iter().any(|known| known.are_tags_of_one_enum(key, words));
@@ -86,21 +88,21 @@ pub(super) fn is_component(key: &str) -> bool {
 /// Splits the key of a component, or of one of its options, into the section of its kind and the rest: `reward.0.align`
 /// into `reward` and `align`. The rest is empty for the component itself. `None` for other keys.
 fn component_and_rest(key: &str) -> Option<(&'static str, &str)> {
+    // A component in a list of a declared section, such as `evaluation.check.0`, has the section of its kind.
     let in_list = |(list, kind): (String, Kind)| Some((kind.section(), key.strip_prefix(&list)?.strip_prefix('.')?));
-    let (section, index_and_rest) = match component_lists().find_map(in_list) {
-        Some(section_and_rest) => section_and_rest,
-        None => {
-            let (name, rest) = key.split_once('.').unwrap_or((key, ""));
-            (Kind::ALL.iter().map(|kind| kind.section()).find(|section| *section == name)?, rest)
-        }
+    let in_own_section = || {
+        let (name, rest) = key.split_once('.').unwrap_or((key, ""));
+        let section = Kind::ALL.iter().map(|kind| kind.section()).find(|section| *section == name)?;
+        Some((section, rest))
     };
+    let (section, index_and_rest) = component_lists().find_map(in_list).or_else(in_own_section)?;
     let (first, rest) = index_and_rest.split_once('.').unwrap_or((index_and_rest, ""));
     let has_index = first.parse::<usize>().is_ok();
     Some((section, if has_index { rest } else { index_and_rest }))
 }
 
-/// Replaces `null` by the default, unless the default itself is `null`: `training: null` and `--unset seed` undo what
-/// lower layers set. Components are left out, because [`check_components`] fills in the defaults of their options.
+/// Replaces `null` by the default, unless the default itself is `null`. So `training: null` and `--unset seed` undo
+/// what lower layers set. Components are left out, because [`check_components`] fills in the defaults of their options.
 pub(super) fn fill_nulls(tree: &mut Json) {
     let is_component = |name: &String| Kind::ALL.iter().any(|kind| kind.section() == name);
     for (name, default) in DEFAULTS.as_object().into_iter().flatten() {
@@ -112,8 +114,8 @@ pub(super) fn fill_nulls(tree: &mut Json) {
     }
 }
 
-/// Sets the learning rate, unless a layer sets it: to the default of the algorithm, or else of all runs. If all weights
-/// are trained (`model.lora_rank: 0`), a tenth of it.
+/// Sets the learning rate, unless a layer sets it. It becomes the default of the algorithm, or else the default of all
+/// runs. If all weights are trained (`model.lora_rank: 0`), it becomes a tenth of this default.
 pub(super) fn fill_learning_rate(tree: &mut Json, registry: &Registry, provenance: &Provenance) {
     let is_null = tree.pointer("/training/learning_rate").is_none_or(Json::is_null);
     if !is_null && provenance.is_set("training.learning_rate") {
@@ -172,21 +174,21 @@ fn check_component(
         .find(kind, &name)
         .map_err(|e| Error::config(&name_key, format!("{e}{}", provenance.place(&name_key))))?;
     let defaults = registration.options();
-    let common: &[&str] = if kind == Kind::Reward { &["name", "weight"] } else { &["name"] };
-    let unknown: Vec<String> =
-        map.keys().filter(|k| !common.contains(&k.as_str()) && !defaults.contains_key(*k)).cloned().collect();
+    let keys_of_kind: &[&str] = if kind == Kind::Reward { &["name", "weight"] } else { &["name"] };
+    let is_known = |option: &str| keys_of_kind.contains(&option) || defaults.contains_key(option);
+    let unknown: Vec<String> = map.keys().filter(|option| !is_known(option)).cloned().collect();
     for option in &unknown {
         let option_key = format!("{key}.{option}");
         if !provenance.is_renamed(&name_key, &option_key) {
-            let siblings = defaults.keys().map(String::as_str).chain(common.iter().copied());
-            let others = registry.entries().iter().filter(|r| r.factory.kind() == kind);
-            let others: Vec<String> = others
-                .filter(|other| other.options().contains_key(option))
-                .map(|other| format!("`{name_key}={}`", other.name))
+            let siblings = defaults.keys().map(String::as_str).chain(keys_of_kind.iter().copied());
+            let of_kind = registry.entries().iter().filter(|entry| entry.factory.kind() == kind);
+            let with_option: Vec<String> = of_kind
+                .filter(|component| component.options().contains_key(option))
+                .map(|component| format!("`{name_key}={}`", component.name))
                 .collect();
-            // Not a misspelt option, but one of another component.
-            if keys::suggest(&option_key, siblings.clone(), &[]).is_none() && !others.is_empty() {
-                let problem = format!("`{name}` has no such key; it belongs to {}", others.join(", "));
+            let is_misspelt = keys::suggest(&option_key, siblings.clone(), &[]).is_some();
+            if !is_misspelt && !with_option.is_empty() {
+                let problem = format!("`{name}` has no such key; it belongs to {}", with_option.join(", "));
                 return Err(provenance.with_place(Error::config(option_key, problem)));
             }
             return Err(provenance.with_place(keys::unknown(&option_key, siblings, &KEYS)));

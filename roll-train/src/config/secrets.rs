@@ -13,22 +13,23 @@ use super::yaml::child;
 const SECRET_PARTS: [&str; 8] =
     ["TOKEN", "SECRET", "PASSWORD", "PASSWD", "API_KEY", "ACCESS_KEY", "PRIVATE_KEY", "CREDENTIAL"];
 /// Shortest value of such a variable that is replaced in a configuration. Shorter ones may occur there by chance.
-const SHORTEST: usize = 8;
+const MIN_SECRET_LENGTH: usize = 8;
 
 /// Further parts of names of secrets, for the variables that a configuration interpolates.
 const MORE_SECRET_PARTS: [&str; 7] = ["KEY", "PASS", "PWD", "AUTH", "COOKIE", "WEBHOOK", "SESSION"];
 /// Whole words in names of secrets, for the variables that a configuration interpolates.
 const SECRET_WORDS: [&str; 2] = ["PAT", "SAS"];
 /// Longest value that may be the name of an experiment, a backend or the like, and so no secret.
-const LONGEST_NAME: usize = 24;
+const MAX_NAME_LENGTH: usize = 24;
 
 /// A text that messages must not contain.
 struct Hidden {
+    /// The text itself.
     value: String,
     /// The text that messages have instead, `${oc.env:NAME}`.
     written: String,
-    /// Whether the value is replaced anywhere in a message. Otherwise only where it is quoted by itself.
-    anywhere: bool,
+    /// Whether the value is replaced anywhere in a message. Otherwise it is replaced only where it is quoted by itself.
+    is_replaced_anywhere: bool,
 }
 
 /// Values of interpolated variables, longest first.
@@ -36,15 +37,16 @@ static OUT_OF_MESSAGES: Mutex<Vec<Hidden>> = Mutex::new(Vec::new());
 /// Most values that are kept out of messages.
 const MAX_HIDDEN: usize = 4096;
 /// Shortest value that is replaced anywhere in a message.
-const SHORTEST_ANYWHERE: usize = 6;
-/// Messages cut long values. A text that begins with this many characters of a value is taken for the value.
-const HEAD: usize = 16;
+const MIN_LENGTH_ANYWHERE: usize = 6;
+/// Messages cut long values. A text that begins with this number of characters of a value is taken for the value.
+const HEAD_LENGTH: usize = 16;
 
-/// A value that a file interpolates from the environment.
+/// A value that a file interpolates from the environment, and the text that the file has for it.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) struct AsWritten {
-    /// Place of the interpolation.
+    /// The place of the interpolation.
     origin: Option<String>,
+    /// The value after interpolation.
     value: Json,
     /// The text in the file, with `${oc.env:NAME}` in it.
     text: String,
@@ -73,14 +75,14 @@ pub(super) fn keep_out_of_messages(name: &str, value: &str) {
     if value.is_empty() || value.parse::<f64>().is_ok() {
         return;
     }
-    let anywhere = value.len() >= SHORTEST_ANYWHERE && may_be_secret(name, value);
+    let is_replaced_anywhere = value.len() >= MIN_LENGTH_ANYWHERE && may_be_secret(name, value);
     let quoted = Json::from(value).to_string();
     // The value as it is, as JSON escapes it, and without a line break at its end.
     let forms = [value, quoted.trim_matches('"'), value.trim_end()];
     let Ok(mut hidden) = OUT_OF_MESSAGES.lock() else { return };
     for form in forms {
         if hidden.len() < MAX_HIDDEN && hidden.iter().all(|known| known.value != form) {
-            hidden.push(Hidden { value: form.into(), written: format!("${{oc.env:{name}}}"), anywhere });
+            hidden.push(Hidden { value: form.into(), written: format!("${{oc.env:{name}}}"), is_replaced_anywhere });
         }
     }
     hidden.sort_by_key(|known| std::cmp::Reverse(known.value.len()));
@@ -93,21 +95,22 @@ fn may_be_secret(name: &str, value: &str) -> bool {
     let has_secret_name = SECRET_PARTS.iter().chain(&MORE_SECRET_PARTS).any(|part| name.contains(part))
         || name.split('_').any(|word| SECRET_WORDS.contains(&word));
     let looks_like_name =
-        value.len() <= LONGEST_NAME && value.chars().all(|c| c.is_alphanumeric() || "._-/".contains(c));
+        value.len() <= MAX_NAME_LENGTH && value.chars().all(|c| c.is_alphanumeric() || "._-/".contains(c));
     !std::path::Path::new(value).exists() && (has_secret_name || !looks_like_name)
 }
 
 /// The text with `written` in the place of `value`, also where only the beginning of `value` is left of it (see
-/// [`HEAD`]).
+/// [`HEAD_LENGTH`]).
 fn replaced(text: &str, value: &str, written: &str) -> String {
-    let head = value.char_indices().nth(HEAD).map_or(value, |(end, _)| &value[..end]);
+    let head = value.char_indices().nth(HEAD_LENGTH).map_or(value, |(end, _)| &value[..end]);
     let (mut result, mut rest) = (String::new(), text);
-    while let Some(at) = rest.find(head) {
-        let common = rest[at..].chars().zip(value.chars()).take_while(|(found, expected)| found == expected);
+    while let Some(start) = rest.find(head) {
+        // Everything after the start that continues as the value does.
+        let common = rest[start..].chars().zip(value.chars()).take_while(|(found, expected)| found == expected);
         let length: usize = common.map(|(c, _)| c.len_utf8()).sum();
-        result += &rest[..at];
+        result += &rest[..start];
         result += written;
-        rest = &rest[at + length.max(1)..];
+        rest = &rest[start + length.max(1)..];
     }
     result + rest
 }
@@ -117,8 +120,8 @@ fn replaced(text: &str, value: &str, written: &str) -> String {
 pub fn without_secrets(message: &str) -> String {
     let mut text = message.to_string();
     let Ok(hidden) = OUT_OF_MESSAGES.lock() else { return text };
-    for Hidden { value, written, anywhere } in hidden.iter() {
-        if *anywhere {
+    for Hidden { value, written, is_replaced_anywhere } in hidden.iter() {
+        if *is_replaced_anywhere {
             text = replaced(&text, value, written);
         }
         for quote in ['`', '"'] {
@@ -131,33 +134,33 @@ pub fn without_secrets(message: &str) -> String {
 /// Replaces texts that came from the environment in the configuration `value`. Reading the result yields the same
 /// configuration if the variables have the same values.
 ///
-/// Values that files interpolated (`written`) become the texts of the files. In all other texts, `${oc.env:NAME}` takes
-/// the place of every secret among `variables`, the whole environment. A text that looks like an interpolation already
-/// is escaped. Numbers stay, because they are no secrets, and a run can then continue without the variable.
+/// Values that files interpolated become the texts of the files. In all other texts, `${oc.env:NAME}` takes the place
+/// of every secret among `variables`, the whole environment. A text that looks like an interpolation already is
+/// escaped. Numbers stay, because they are no secrets, and a run can then continue without the variable.
 pub(super) fn hide(
     value: &mut Json,
     provenance: &Provenance,
-    written: &[AsWritten],
+    interpolated: &[AsWritten],
     variables: impl IntoIterator<Item = (String, String)>,
 ) {
     let has_secret_name = |name: &str| SECRET_PARTS.iter().any(|part| name.to_uppercase().contains(part));
-    let is_interpolated = |name: &str| written.iter().any(|one| one.names(name));
+    let is_interpolated = |name: &str| interpolated.iter().any(|value| value.names(name));
     let mut secrets: Vec<(String, String)> = variables
         .into_iter()
-        .filter(|(_, value)| value.len() >= SHORTEST)
+        .filter(|(_, value)| value.len() >= MIN_SECRET_LENGTH)
         .filter(|(name, value)| has_secret_name(name) || (is_interpolated(name) && may_be_secret(name, value)))
         // The text of an interpolated number would be read as a number.
         .filter(|(_, value)| value.parse::<f64>().is_err())
         .collect();
     // Longest first, because a secret may contain another one.
     secrets.sort_by_key(|(name, value)| (std::cmp::Reverse(value.len()), name.clone()));
-    Hiding { provenance, written, secrets }.hide("", value);
+    Hiding { provenance, interpolated, secrets }.hide("", value);
 }
 
 /// The values that [`hide`] replaces.
 struct Hiding<'a> {
     provenance: &'a Provenance,
-    written: &'a [AsWritten],
+    interpolated: &'a [AsWritten],
     /// Names and values of variables.
     secrets: Vec<(String, String)>,
 }
@@ -165,11 +168,11 @@ struct Hiding<'a> {
 impl Hiding<'_> {
     /// Replaces secrets in the value of `key`.
     fn hide(&self, key: &str, value: &mut Json) {
-        if matches!(value, Json::String(_) | Json::Array(_) | Json::Object(_))
-            && let Some(one) =
-                self.written.iter().find(|one| one.value == *value && self.provenance.is_from(key, &one.origin))
-        {
-            *value = one.text.clone().into();
+        let is_here = |one: &&AsWritten| one.value == *value && self.provenance.is_from(key, &one.origin);
+        let interpolated = self.interpolated.iter().find(is_here);
+        let may_be_text = matches!(value, Json::String(_) | Json::Array(_) | Json::Object(_));
+        if may_be_text && let Some(interpolated) = interpolated {
+            *value = interpolated.text.clone().into();
             return;
         }
         match value {

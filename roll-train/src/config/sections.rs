@@ -34,34 +34,30 @@ impl Section {
 /// All sections: the top level, the typed sections, and the options of every component of `registry`, by kind and
 /// name.
 pub fn sections(registry: &Registry) -> Vec<Section> {
-    let declared = DECLARED.iter().map(|section| (section.name, (section.about)()));
-    let typed: Vec<_> = [("training", keys::about::<TrainingConfig>())].into_iter().chain(declared).collect();
-    let all = &*KEYS;
-    let keys_of = |section: &str| -> Vec<Key> {
-        all.iter().filter(|key| key.name.split('.').next() == Some(section)).cloned().collect()
-    };
-    let top = all.iter().filter(|key| typed.iter().all(|(name, _)| key.name.split('.').next() != Some(*name)));
+    // The sections that are structs, with their meaning.
+    let mut typed = vec![("training", keys::about::<TrainingConfig>())];
+    typed.extend(DECLARED.iter().map(|section| (section.name, (section.about)())));
+    let is_below = |key: &Key, section: &str| key.name.split('.').next() == Some(section);
+    let is_top_level = |key: &Key| typed.iter().all(|(section, _)| !is_below(key, section));
     let mut sections = vec![Section {
         name: String::new(),
         component: None,
         about: keys::about::<RunConfig>(),
-        keys: top.cloned().collect(),
+        keys: KEYS.iter().filter(|key| is_top_level(key)).cloned().collect(),
     }];
     for (name, about) in typed {
-        sections.push(Section { name: name.into(), component: None, about, keys: keys_of(name) });
+        let keys = KEYS.iter().filter(|key| is_below(key, name)).cloned().collect();
+        sections.push(Section { name: name.into(), component: None, about, keys });
     }
     for registration in registry.entries() {
         let kind = registration.factory.kind();
         let prefix = prefix(kind);
-        let key = |mut key: Key| {
-            key.name.insert_str(0, &prefix);
-            key
-        };
+        let with_full_name = |key: Key| Key { name: format!("{prefix}{}", key.name), ..key };
         sections.push(Section {
             name: kind.section().into(),
             component: Some((kind, registration.name)),
             about: format!("{}.", registration.summary),
-            keys: registration.keys().into_iter().map(key).collect(),
+            keys: registration.keys().into_iter().map(with_full_name).collect(),
         });
     }
     sections
@@ -76,39 +72,42 @@ fn prefix(kind: Kind) -> String {
 }
 
 /// The part of `sections` that `name` selects: a section (`training`, `reward`), a component (`insightface`), a key and
-/// the keys below it (`training.betas`, `reward.0.align`), or the last part of keys (`lora_rank`). `Err` has the
-/// nearest known name.
+/// the keys below it (`training.betas`, `reward.0.align`), or the last part of keys (`lora_rank`). The error is
+/// the nearest known name, for a name that selects nothing.
 pub fn select_sections(sections: Vec<Section>, name: &str) -> Result<Vec<Section>, Option<String>> {
     let name = general(name);
-    let component = |s: &Section| s.component.is_some_and(|(_, component)| component == name);
-    let groups: [&dyn Fn(&Section) -> bool; 2] = [&component, &|s: &Section| !name.is_empty() && s.name == name];
-    for group in groups {
-        if sections.iter().any(group) {
-            return Ok(sections.into_iter().filter(group).collect());
+    let is_component = |section: &Section| section.component.is_some_and(|(_, component)| component == name);
+    let is_section = |section: &Section| !name.is_empty() && section.name == name;
+    let kinds: [&dyn Fn(&Section) -> bool; 2] = [&is_component, &is_section];
+    for is_selected in kinds {
+        if sections.iter().any(is_selected) {
+            return Ok(sections.into_iter().filter(is_selected).collect());
         }
     }
-    let below = format!("{name}.");
-    let last = format!(".{name}");
-    let is_key_or_below = |key: &Key| key.name == name || key.name.starts_with(&below);
+    let prefix = format!("{name}.");
+    let suffix = format!(".{name}");
+    let is_key_or_below = |key: &Key| key.name == name || key.name.starts_with(&prefix);
     // A single reward needs no index.
     let is_without_index = |key: &Key| key.name.replacen("reward.N.", "reward.", 1) == name;
-    let has_last_name = |key: &Key| key.name.ends_with(&last);
+    let has_last_name = |key: &Key| key.name.ends_with(&suffix);
     let conditions: [&dyn Fn(&Key) -> bool; 3] = [&is_key_or_below, &is_without_index, &has_last_name];
     for is_selected in conditions {
-        let found = sections
-            .iter()
-            .filter(|s| s.keys.iter().any(is_selected))
-            .map(|s| Section { keys: s.keys.iter().filter(|key| is_selected(key)).cloned().collect(), ..s.clone() });
-        let found: Vec<Section> = found.collect();
-        if !found.is_empty() {
-            return Ok(found);
+        let mut selected = Vec::new();
+        for section in &sections {
+            let keys: Vec<Key> = section.keys.iter().filter(|key| is_selected(key)).cloned().collect();
+            if !keys.is_empty() {
+                selected.push(Section { keys, ..section.clone() });
+            }
+        }
+        if !selected.is_empty() {
+            return Ok(selected);
         }
     }
-    let components = sections.iter().filter_map(|s| s.component.map(|(_, name)| name));
-    let names = sections.iter().map(|s| s.name.as_str()).filter(|name| !name.is_empty());
-    let keys = sections.iter().flat_map(|s| &s.keys).map(|key| key.name.as_str());
-    let lasts = keys.clone().filter_map(|key| key.rsplit('.').next());
-    Err(nearest(&name, components.chain(names).chain(keys).chain(lasts)).map(String::from))
+    let components = sections.iter().filter_map(|section| section.component.map(|(_, name)| name));
+    let names = sections.iter().map(|section| section.name.as_str()).filter(|name| !name.is_empty());
+    let keys = sections.iter().flat_map(|section| &section.keys).map(|key| key.name.as_str());
+    let last_names = keys.clone().filter_map(|key| key.rsplit('.').next());
+    Err(nearest(&name, components.chain(names).chain(keys).chain(last_names)).map(String::from))
 }
 
 #[cfg(test)]

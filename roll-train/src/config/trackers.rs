@@ -4,8 +4,10 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value as Json;
 
+/// The configuration key.
 const KEY: &str = "track_with";
-const INSTEAD: &str = "`tensorboard` and `jsonl` have, and `on_metrics` passes the metrics to a program";
+/// The end of the note on trackers without effect: which trackers have one.
+const ALTERNATIVES: &str = "`tensorboard` and `jsonl` have, and `on_metrics` passes the metrics to a program";
 
 /// Where metrics go.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -41,7 +43,7 @@ pub(super) fn normalize(tree: &mut Json) -> Option<String> {
         *value = Json::Array(kept);
     }
     let names: Vec<&str> = ignored.iter().filter_map(Json::as_str).collect();
-    (!names.is_empty()).then(|| format!("`{KEY}`: {} has no effect here; {INSTEAD}", names.join(", ")))
+    (!names.is_empty()).then(|| format!("`{KEY}`: {} has no effect here; {ALTERNATIVES}", names.join(", ")))
 }
 
 #[cfg(test)]

@@ -98,19 +98,24 @@ impl TrainingConfig {
 
     /// The learning rate in words: "learning rate 1e-4, cosine, after 10 steps of warm-up".
     pub fn rate_in_words(&self) -> String {
-        let shape = serde_json::to_value(self.lr_scheduler_type).unwrap_or_default();
-        let warmup = match (self.lr_scheduler_type, self.warmup_steps) {
-            (LrSchedulerType::Constant, _) | (_, 0) => String::new(),
-            (_, steps) => format!(", after {} of warm-up", counted(steps, "step")),
+        let name = serde_json::to_value(self.lr_scheduler_type).unwrap_or_default();
+        let shape = name.as_str().unwrap_or_default().trim_end_matches("_with_warmup").replace('_', " ");
+        let warmup = if self.has_warmup() && self.warmup_steps > 0 {
+            format!(", after {} of warm-up", counted(self.warmup_steps, "step"))
+        } else {
+            String::new()
         };
-        let shape = shape.as_str().unwrap_or_default().trim_end_matches("_with_warmup").replace('_', " ");
         format!("learning rate {:e}, {shape}{warmup}", self.learning_rate)
+    }
+
+    /// Whether the shape of the schedule allows a warm-up.
+    fn has_warmup(&self) -> bool {
+        self.lr_scheduler_type != LrSchedulerType::Constant
     }
 
     /// A note if the warm-up is not over within a run of `steps` steps.
     pub fn warmup_note(&self, steps: u64) -> Option<String> {
-        let warms_up = self.lr_scheduler_type != LrSchedulerType::Constant;
-        (warms_up && self.warmup_steps >= steps).then(|| {
+        (self.has_warmup() && self.warmup_steps >= steps).then(|| {
             format!(
                 "`training.warmup_steps: {}` is as long as the run of {} or longer: the learning rate never \
                  reaches {:e}",

@@ -16,13 +16,22 @@ use serde_saphyr::{Location, Spanned};
 use roll_core::{Error, Result};
 use roll_external::files;
 
-/// Largest file that is read. No configuration is as large, and a wrong path, such as that of a checkpoint, is found
-/// out at once.
+/// Largest file that is read. No configuration is as large. A wrong path, such as the path of a checkpoint, is an error
+/// before much of the file is read.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
 /// Most nodes after aliases are unfolded. This bounds the memory of "billion laughs" documents.
 const MAX_NODES: usize = 20_000;
+/// Most events of the parser, several for each node.
+const MAX_EVENTS: usize = 4 * MAX_NODES;
+/// Most anchors (`&name`), and most aliases (`*name`).
+const MAX_ANCHORS: usize = 1000;
+/// Most bytes of text after aliases are unfolded.
+const MAX_TEXT_BYTES: usize = 4 << 20;
+/// Largest depth of nested lists and maps.
+const MAX_DEPTH: usize = 32;
 
+/// The values of a mapping by their keys.
 pub(super) type Map = HashMap<String, Value>;
 
 /// A YAML file, read and parsed once.
@@ -86,6 +95,7 @@ pub(super) fn parse_value(text: &str, origin: &str) -> std::result::Result<Value
     Ok(to_value(parse(text)?, &|_| origin.to_string()))
 }
 
+/// The first word of a text; empty for an empty text.
 fn first_word(text: &str) -> &str {
     text.split_whitespace().next().unwrap_or_default()
 }
@@ -100,14 +110,14 @@ fn parse(text: &str) -> std::result::Result<Spanned<Node>, String> {
         with_snippet: false,
         budget: serde_saphyr::budget! {
             max_nodes: MAX_NODES,
-            max_events: 4 * MAX_NODES,
-            max_aliases: 1000,
-            max_anchors: 1000,
-            max_recorded_anchor_events: 4 * MAX_NODES,
-            max_recorded_anchor_bytes: 4 << 20,
+            max_events: MAX_EVENTS,
+            max_aliases: MAX_ANCHORS,
+            max_anchors: MAX_ANCHORS,
+            max_recorded_anchor_events: MAX_EVENTS,
+            max_recorded_anchor_bytes: MAX_TEXT_BYTES,
             max_documents: 1,
-            max_total_scalar_bytes: 4 << 20,
-            max_depth: 32,
+            max_total_scalar_bytes: MAX_TEXT_BYTES,
+            max_depth: MAX_DEPTH,
         },
     };
     serde_saphyr::from_str_with_options(text, options).map_err(|e| {
@@ -170,6 +180,7 @@ impl<'de> Deserialize<'de> for Node {
     }
 }
 
+/// Makes a [`Node`] of each kind of YAML value.
 struct NodeVisitor;
 
 impl<'de> Visitor<'de> for NodeVisitor {

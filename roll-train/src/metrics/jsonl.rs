@@ -1,4 +1,4 @@
-//! `metrics.jsonl`: one JSON object for each logged step, a line each.
+//! `metrics.jsonl`: one line for each logged step, which is a JSON object.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{File, OpenOptions};
@@ -10,8 +10,8 @@ use serde_json::{Map, Value};
 use roll_core::{Error, Result};
 use roll_external::files::{self, write_atomically_with};
 
-/// Longest line in bytes, many times that of a thousand metrics.
-const MAX_LINE: u64 = 1 << 20;
+/// Length of the longest line that is read: many times the length of a line with a thousand metrics.
+const MAX_LINE_BYTES: u64 = 1 << 20;
 
 /// Appends lines to the file. A line is in the file when [`JsonlWriter::write`] returns.
 #[derive(Debug)]
@@ -23,41 +23,13 @@ pub struct JsonlWriter {
 impl JsonlWriter {
     /// Opens or makes the file of a run that begins or continues with step `from_step`.
     ///
-    /// Lines of this step and later ones are removed, since the run takes these steps again. So is a last line that a
-    /// crash has cut short, and, with a warning, every line that holds no step: a power cut may leave anything at the
-    /// end of a file. Warns if lines of earlier steps are missing; every `every`-th step should have one.
-    pub fn resume(path: &Path, from_step: u64, every: u64) -> Result<Self> {
-        // Number of lines of earlier steps, apart from step 0, which is measured before training.
-        let mut earlier_steps = 0;
-        if path.exists() {
-            // The step of a line that is kept.
-            let kept_step = |line: &Line| match line {
-                Line::Row(row) => step_of(row).filter(|step| *step < from_step),
-                Line::Invalid(_) | Line::Cut => None,
-            };
-            let mut is_changed = false;
-            each_line(path, |_, line, _| {
-                let holds_step = matches!(&line, Line::Row(row) if step_of(row).is_some());
-                if !holds_step && !matches!(line, Line::Cut) {
-                    tracing::warn!("a line of {} holds no step and is removed", path.display());
-                }
-                earlier_steps += u64::from(kept_step(&line).is_some_and(|step| step > 0));
-                is_changed |= kept_step(&line).is_none();
-                Ok(())
-            })?;
-            if is_changed {
-                write_atomically_with(path, |file| {
-                    let mut out = BufWriter::new(file);
-                    let copied = each_line(path, |_, line, text| match kept_step(&line) {
-                        Some(_) => out.write_all(text).map_err(Error::file("write", path)),
-                        None => Ok(()),
-                    });
-                    copied.map_err(io::Error::other)?;
-                    out.flush()
-                })?;
-            }
-        }
-        let expected = from_step.saturating_sub(1) / every.max(1);
+    /// Lines of this step and of later steps are removed, since the run takes these steps again. A last line that a
+    /// crash has cut short is removed, too. Every line without a step is removed with a warning, because a power cut
+    /// may leave anything at the end of a file. Warns if lines of earlier steps are missing: every `log_interval`-th
+    /// step should have one.
+    pub fn resume(path: &Path, from_step: u64, log_interval: u64) -> Result<Self> {
+        let earlier_steps = if path.exists() { remove_lines_from(path, from_step)? } else { 0 };
+        let expected = from_step.saturating_sub(1) / log_interval.max(1);
         if earlier_steps < expected {
             let path = path.display();
             tracing::warn!(
@@ -82,6 +54,41 @@ impl JsonlWriter {
     }
 }
 
+/// Removes the lines of the step `from_step` and of later steps, and the lines without a step. Returns the number of
+/// remaining lines, apart from step 0, which is measured before training.
+fn remove_lines_from(path: &Path, from_step: u64) -> Result<u64> {
+    // The step of a line that is kept; `None` for a line that is removed.
+    let kept_step = |line: &Line| match line {
+        Line::Row(row) => step_of(row).filter(|step| *step < from_step),
+        Line::Invalid(_) | Line::Cut => None,
+    };
+    let (mut earlier_steps, mut is_changed) = (0, false);
+    each_line(path, |_, line, _| {
+        let has_step = matches!(&line, Line::Row(row) if step_of(row).is_some());
+        if !has_step && !matches!(line, Line::Cut) {
+            tracing::warn!("a line of {} holds no step and is removed", path.display());
+        }
+        match kept_step(&line) {
+            Some(0) => {}
+            Some(_) => earlier_steps += 1,
+            None => is_changed = true,
+        }
+        Ok(())
+    })?;
+    if is_changed {
+        write_atomically_with(path, |file| {
+            let mut out = BufWriter::new(file);
+            let copied = each_line(path, |_, line, text| match kept_step(&line) {
+                Some(_) => out.write_all(text).map_err(Error::file("write", path)),
+                None => Ok(()),
+            });
+            copied.map_err(io::Error::other)?;
+            out.flush()
+        })?;
+    }
+    Ok(earlier_steps)
+}
+
 /// The line of a step: `{"step": step, ...metrics}`, sorted by name, and a line break. A value that is not finite is
 /// `null`.
 pub fn line(step: u64, metrics: &BTreeMap<String, f64>) -> String {
@@ -97,16 +104,20 @@ pub fn line(step: u64, metrics: &BTreeMap<String, f64>) -> String {
 /// is an error that names it.
 pub fn read_jsonl(path: &Path) -> Result<Vec<Map<String, Value>>> {
     let mut rows = Vec::new();
-    // The index in `rows` of each step.
-    let mut indices = HashMap::new();
+    let mut row_of_step: HashMap<u64, usize> = HashMap::new();
     each_line(path, |number, line, _| {
-        match line {
-            Line::Row(row) => match step_of(&row).map(|step| *indices.entry(step).or_insert(rows.len())) {
-                Some(index) if index < rows.len() => rows[index] = row,
-                _ => rows.push(row),
-            },
+        let row = match line {
+            Line::Row(row) => row,
             Line::Invalid(problem) => return Err(Error::bad_file(path, format!("line {number} {problem}"))),
-            Line::Cut => {}
+            Line::Cut => return Ok(()),
+        };
+        let step = step_of(&row);
+        let earlier_row = step.and_then(|step| row_of_step.get(&step).copied());
+        if let Some(index) = earlier_row {
+            rows[index] = row;
+        } else {
+            row_of_step.extend(step.map(|step| (step, rows.len())));
+            rows.push(row);
         }
         Ok(())
     })?;
@@ -115,6 +126,7 @@ pub fn read_jsonl(path: &Path) -> Result<Vec<Map<String, Value>>> {
 
 /// The contents of a line.
 enum Line {
+    /// A JSON object.
     Row(Map<String, Value>),
     /// Not a JSON object, with the reason in words.
     Invalid(String),
@@ -122,35 +134,35 @@ enum Line {
     Cut,
 }
 
+/// The step of a row; `None` for an object that is no row of metrics.
 fn step_of(row: &Map<String, Value>) -> Option<u64> {
     row.get("step")?.as_u64()
 }
 
-/// Calls `take` with each line of a file: its number from 1, its contents and its bytes. Only [`MAX_LINE`] bytes of a
+/// Calls `f` with each line of a file: its number from 1, its contents and its bytes. Only [`MAX_LINE_BYTES`] of a
 /// longer line are held in memory.
-fn each_line(path: &Path, mut take: impl FnMut(u64, Line, &[u8]) -> Result<()>) -> Result<()> {
-    let failed = || Error::file("read", path);
-    let mut reader = BufReader::new(files::open(path).map_err(failed())?);
+fn each_line(path: &Path, mut f: impl FnMut(u64, Line, &[u8]) -> Result<()>) -> Result<()> {
+    let mut reader = BufReader::new(files::open(path).map_err(Error::file("read", path))?);
     let mut text = Vec::new();
     for number in 1.. {
         text.clear();
-        reader.by_ref().take(MAX_LINE).read_until(b'\n', &mut text).map_err(failed())?;
+        let mut limited_reader = reader.by_ref().take(MAX_LINE_BYTES);
+        limited_reader.read_until(b'\n', &mut text).map_err(Error::file("read", path))?;
+        let is_too_long = text.len() as u64 == MAX_LINE_BYTES && !text.ends_with(b"\n");
         let line = if text.ends_with(b"\n") {
             match serde_json::from_slice(&text) {
                 Ok(row) => Line::Row(row),
                 Err(error) => Line::Invalid(format!("is no JSON object: {error}")),
             }
-        } else if text.len() as u64 == MAX_LINE {
-            match skip_line(&mut reader).map_err(failed())? {
-                true => Line::Invalid(format!("has more than {MAX_LINE} bytes: it is no row of metrics; delete it")),
-                false => Line::Cut,
-            }
+        } else if is_too_long && skip_line(&mut reader).map_err(Error::file("read", path))? {
+            Line::Invalid(format!("has more than {MAX_LINE_BYTES} bytes: it is no row of metrics; delete it"))
         } else {
             Line::Cut
         };
         let is_last = matches!(line, Line::Cut);
+        // The text after the last line break may be empty.
         if !text.is_empty() {
-            take(number, line, &text)?;
+            f(number, line, &text)?;
         }
         if is_last {
             break;
@@ -159,16 +171,17 @@ fn each_line(path: &Path, mut take: impl FnMut(u64, Line, &[u8]) -> Result<()>) 
     Ok(())
 }
 
-/// Passes over the rest of a line. Returns false if the file ends without a line break.
+/// Skips the rest of a line. Returns false if the file ends without a line break.
 fn skip_line(reader: &mut impl BufRead) -> io::Result<bool> {
     loop {
         let bytes = reader.fill_buf()?;
-        let (read, is_whole) = match bytes.iter().position(|byte| *byte == b'\n') {
+        let (length, is_whole) = match bytes.iter().position(|byte| *byte == b'\n') {
             Some(end) => (end + 1, true),
             None => (bytes.len(), false),
         };
-        reader.consume(read);
-        if is_whole || read == 0 {
+        reader.consume(length);
+        let is_end_of_file = length == 0;
+        if is_whole || is_end_of_file {
             return Ok(is_whole);
         }
     }

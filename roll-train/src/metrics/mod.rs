@@ -28,14 +28,16 @@ impl MetricsWriter {
     /// Opens the files in the run directory `run`. Lines of steps from `from_step` on are removed, because a run that
     /// was killed after its last checkpoint takes these steps again.
     pub fn create(run: &Path, from_step: u64, config: &RunConfig) -> Result<Self> {
-        let RunConfig { track_with, logging_steps: every, on_metrics, .. } = config;
-        let is_wanted = |tracker| track_with.contains(&tracker);
-        let jsonl = || JsonlWriter::resume(&run.join("metrics.jsonl"), from_step, *every);
-        Ok(Self {
-            jsonl: is_wanted(Tracker::Jsonl).then(jsonl).transpose()?,
-            events: is_wanted(Tracker::Tensorboard).then(|| EventWriter::create(run)).transpose()?,
-            command: OnMetrics::start(on_metrics, run),
-        })
+        let is_wanted = |tracker| config.track_with.contains(&tracker);
+        let jsonl = match is_wanted(Tracker::Jsonl) {
+            true => Some(JsonlWriter::resume(&run.join("metrics.jsonl"), from_step, config.logging_steps)?),
+            false => None,
+        };
+        let events = match is_wanted(Tracker::Tensorboard) {
+            true => Some(EventWriter::create(run)?),
+            false => None,
+        };
+        Ok(Self { jsonl, events, command: OnMetrics::start(&config.on_metrics, run) })
     }
 
     /// Writes the metrics of one step. A value that is not finite is `null` in the JSON, with a warning.
@@ -56,13 +58,16 @@ impl MetricsWriter {
     /// Syncs `metrics.jsonl`, so that its lines survive a power cut. Called before the checkpoint of these steps is
     /// written.
     pub fn sync(&mut self) -> Result<()> {
-        self.jsonl.as_mut().map_or(Ok(()), JsonlWriter::sync)
+        match &mut self.jsonl {
+            Some(jsonl) => jsonl.sync(),
+            None => Ok(()),
+        }
     }
 
     /// Shows a picture in TensorBoard. `encoded` is a PNG, or an animated GIF, which TensorBoard plays.
-    pub fn image(&mut self, step: u64, name: &str, encoded: &[u8], size: [usize; 2]) -> Result<()> {
+    pub fn image(&mut self, step: u64, name: &str, encoded: &[u8], height_and_width: [usize; 2]) -> Result<()> {
         let Some(events) = &mut self.events else { return Ok(()) };
-        events.image(name, encoded, size, step)?;
+        events.image(name, encoded, height_and_width, step)?;
         events.flush()
     }
 }

@@ -1,13 +1,8 @@
 //! TensorBoard event files.
 //!
 //! A file is a sequence of records: length (u64), masked CRC-32C of the length, an `Event` message, masked CRC-32C of
-//! that; little-endian. The messages (tensorflow/core/util/event.proto, tensorflow/core/framework/summary.proto) have
-//! so few fields that they are encoded by hand. Numbers of the fields:
-//!
-//! - `Event`: 1 wall_time, 2 step, 3 file_version, 5 summary
-//! - `Summary`: 1 value
-//! - `Summary.Value`: 1 tag, 2 simple_value, 4 image
-//! - `Summary.Image`: 1 height, 2 width, 3 colorspace, 4 encoded_image_string
+//! the message; little-endian. The messages (tensorflow/core/util/event.proto, tensorflow/core/framework/summary.proto)
+//! have so few fields that they are encoded by hand.
 
 use std::fs::File;
 use std::io::{BufWriter, Write};
@@ -17,6 +12,35 @@ use std::time::{SystemTime, UNIX_EPOCH};
 
 use roll_core::{Error, Result};
 
+/// Numbers of the fields of `Event`.
+mod event {
+    pub const WALL_TIME: u32 = 1;
+    pub const STEP: u32 = 2;
+    pub const FILE_VERSION: u32 = 3;
+    pub const SUMMARY: u32 = 5;
+}
+
+/// Number of the field of `Summary` that holds a `Summary.Value`.
+const SUMMARY_VALUE: u32 = 1;
+
+/// Numbers of the fields of `Summary.Value`.
+mod value {
+    pub const TAG: u32 = 1;
+    pub const SIMPLE_VALUE: u32 = 2;
+    pub const IMAGE: u32 = 4;
+}
+
+/// Numbers of the fields of `Summary.Image`.
+mod image {
+    pub const HEIGHT: u32 = 1;
+    pub const WIDTH: u32 = 2;
+    pub const COLORSPACE: u32 = 3;
+    pub const ENCODED_IMAGE_STRING: u32 = 4;
+}
+
+/// The value of [`image::COLORSPACE`] for pictures with three channels.
+const COLORSPACE_RGB: u64 = 3;
+
 /// Writes one event file.
 #[derive(Debug)]
 pub struct EventWriter {
@@ -25,9 +49,10 @@ pub struct EventWriter {
 }
 
 impl EventWriter {
-    /// Creates an event file in `directory` (a resumed run adds one); TensorBoard merges all event files of a
+    /// Creates an event file in `directory`. A resumed run adds one, because TensorBoard merges all event files of a
     /// directory.
     pub fn create(directory: &Path) -> Result<Self> {
+        // Tells apart the files that one process creates within a second.
         static COUNTER: AtomicU32 = AtomicU32::new(0);
         let (seconds, n) = (wall_time() as u64, COUNTER.fetch_add(1, Ordering::Relaxed));
         // The name begins with the time, because TensorBoard reads files in the order of their names, and shows the
@@ -35,33 +60,34 @@ impl EventWriter {
         let path = directory.join(format!("events.out.tfevents.{seconds:010}.roll.{}.{n}", std::process::id()));
         let file = File::create_new(&path).map_err(Error::file("create", &path))?;
         let mut writer = Self { path, file: BufWriter::new(file) };
+        // The first event names the version of the format.
         let mut event = Message::default();
-        event.f64(1, wall_time());
-        event.bytes(3, b"brain.Event:2");
+        event.f64(event::WALL_TIME, wall_time());
+        event.bytes(event::FILE_VERSION, b"brain.Event:2");
         writer.record(&event)?;
         writer.flush()?;
         Ok(writer)
     }
 
     /// Writes a number of a step.
-    pub fn scalar(&mut self, name: &str, value: f64, step: u64) -> Result<()> {
-        let mut summary = Message::default();
-        summary.bytes(1, name.as_bytes());
-        summary.f32(2, value as f32);
-        self.event(summary, step)
+    pub fn scalar(&mut self, name: &str, number: f64, step: u64) -> Result<()> {
+        let mut summary_value = Message::default();
+        summary_value.bytes(value::TAG, name.as_bytes());
+        summary_value.f32(value::SIMPLE_VALUE, number as f32);
+        self.event(summary_value, step)
     }
 
     /// Writes a picture of a step: PNG, or animated GIF.
     pub fn image(&mut self, name: &str, encoded: &[u8], [height, width]: [usize; 2], step: u64) -> Result<()> {
-        let mut image = Message::default();
-        image.int(1, height as u64);
-        image.int(2, width as u64);
-        image.int(3, 3); // RGB
-        image.bytes(4, encoded);
-        let mut summary = Message::default();
-        summary.bytes(1, name.as_bytes());
-        summary.message(4, image);
-        self.event(summary, step)
+        let mut picture = Message::default();
+        picture.int(image::HEIGHT, height as u64);
+        picture.int(image::WIDTH, width as u64);
+        picture.int(image::COLORSPACE, COLORSPACE_RGB);
+        picture.bytes(image::ENCODED_IMAGE_STRING, encoded);
+        let mut summary_value = Message::default();
+        summary_value.bytes(value::TAG, name.as_bytes());
+        summary_value.message(value::IMAGE, picture);
+        self.event(summary_value, step)
     }
 
     /// Passes the bytes written so far to the operating system.
@@ -72,11 +98,11 @@ impl EventWriter {
     /// Writes an `Event` with one `Summary.Value`.
     fn event(&mut self, summary_value: Message, step: u64) -> Result<()> {
         let mut summary = Message::default();
-        summary.message(1, summary_value);
+        summary.message(SUMMARY_VALUE, summary_value);
         let mut event = Message::default();
-        event.f64(1, wall_time());
-        event.int(2, step);
-        event.message(5, summary);
+        event.f64(event::WALL_TIME, wall_time());
+        event.int(event::STEP, step);
+        event.message(event::SUMMARY, summary);
         self.record(&event)
     }
 
@@ -90,25 +116,49 @@ impl EventWriter {
 
 /// The CRC-32C, masked as TFRecord requires. Without the mask, the CRC of data that contain CRCs would be weak.
 fn masked_crc(bytes: &[u8]) -> u32 {
-    crc32c(bytes).rotate_right(15).wrapping_add(0xa282_ead8)
+    const ROTATION: u32 = 15;
+    const SUMMAND: u32 = 0xa282_ead8;
+    crc32c(bytes).rotate_right(ROTATION).wrapping_add(SUMMAND)
 }
 
 /// CRC-32C, by Castagnoli's polynomial.
 fn crc32c(bytes: &[u8]) -> u32 {
-    let shifted = |crc: u32, _| crc >> 1 ^ (crc & 1).wrapping_neg() & 0x82f6_3b78;
-    !bytes.iter().fold(!0, |crc, byte| (0..8).fold(crc ^ u32::from(*byte), shifted))
+    /// The polynomial, with its bits reversed.
+    const POLYNOMIAL: u32 = 0x82f6_3b78;
+    let mut crc = !0u32;
+    for byte in bytes {
+        crc ^= u32::from(*byte);
+        for _bit in 0..8 {
+            let lowest_bit = crc & 1;
+            crc >>= 1;
+            if lowest_bit == 1 {
+                crc ^= POLYNOMIAL;
+            }
+        }
+    }
+    !crc
 }
 
+/// Seconds since 1970.
 fn wall_time() -> f64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map(|t| t.as_secs_f64()).unwrap_or(0.0)
 }
 
+/// How the value of a field is encoded.
+mod wire_type {
+    pub const VARINT: u32 = 0;
+    pub const EIGHT_BYTES: u32 = 1;
+    pub const LENGTH_AND_BYTES: u32 = 2;
+    pub const FOUR_BYTES: u32 = 5;
+}
+
 /// A protocol buffer message under construction. Before each value comes a key with the field's number and the wire
-/// type: 0 for a varint, 1 for 8 bytes, 2 for a length and bytes, 5 for 4 bytes.
+/// type.
 #[derive(Default)]
 struct Message(Vec<u8>);
 
 impl Message {
+    /// Appends an integer in groups of 7 bits, lowest first. The highest bit of a byte says that another one follows.
     fn varint(&mut self, mut value: u64) {
         while value >= 0x80 {
             self.0.push(value as u8 | 0x80);
@@ -120,19 +170,19 @@ impl Message {
         self.varint(u64::from(field << 3 | wire_type));
     }
     fn int(&mut self, field: u32, value: u64) {
-        self.key(field, 0);
+        self.key(field, wire_type::VARINT);
         self.varint(value);
     }
     fn f64(&mut self, field: u32, value: f64) {
-        self.key(field, 1);
+        self.key(field, wire_type::EIGHT_BYTES);
         self.0.extend(value.to_le_bytes());
     }
     fn f32(&mut self, field: u32, value: f32) {
-        self.key(field, 5);
+        self.key(field, wire_type::FOUR_BYTES);
         self.0.extend(value.to_le_bytes());
     }
     fn bytes(&mut self, field: u32, value: &[u8]) {
-        self.key(field, 2);
+        self.key(field, wire_type::LENGTH_AND_BYTES);
         self.varint(value.len() as u64);
         self.0.extend(value);
     }

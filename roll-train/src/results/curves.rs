@@ -12,8 +12,8 @@ use super::scores::FALLING;
 use crate::metrics::read_jsonl;
 use crate::run_dir::RunDir;
 
-/// A smoothed curve is the running mean of this many steps.
-const SMOOTHING: usize = 8;
+/// Number of steps in the running mean that is drawn.
+const MEAN_STEPS: usize = 8;
 
 /// The metrics of one run.
 pub struct RunMetrics<'a> {
@@ -58,7 +58,7 @@ pub enum CurveStyle {
 }
 
 impl PanelSpec {
-    /// The panel of one metric that each step has.
+    /// The panel of one metric, with a value for each step.
     pub fn steps(metric: &str, title: &str) -> Self {
         Self { title: title.into(), curves: vec![(metric.into(), CurveStyle::Steps)] }
     }
@@ -73,10 +73,12 @@ impl PanelSpec {
         spec
     }
 
-    /// Adds lines, named by their metrics without `eval/`.
+    /// Adds a line for each of the metrics of evaluations, named by the metric without `eval/`.
     pub fn with_evaluations(mut self, metrics: impl IntoIterator<Item = String>) -> Self {
-        let name = |metric: &str| metric.trim_start_matches("eval/").replace('_', " ");
-        self.curves.extend(metrics.into_iter().map(|metric| (metric.clone(), CurveStyle::Line(name(&metric)))));
+        for metric in metrics {
+            let name = metric.trim_start_matches("eval/").replace('_', " ");
+            self.curves.push((metric, CurveStyle::Line(name)));
+        }
         self
     }
 
@@ -85,22 +87,25 @@ impl PanelSpec {
     pub fn panel(&self, runs: &[RunMetrics<'_>]) -> Panel {
         let is_one_run = runs.len() == 1;
         let mut series = Vec::new();
-        // The dash pattern of the metric, counted over the metrics that any run has.
-        let mut dashes = 0;
-        for (metric, style) in &self.curves {
+        // The index of the metric among the metrics that any run has.
+        let mut metric_index = 0;
+        for (metric, curve_style) in &self.curves {
             let series_before = series.len();
             for (run_index, run) in runs.iter().enumerate() {
-                for (name, points, style) in style.series(run.of(metric), is_one_run) {
+                for (name, points, style) in curve_style.series(run.of(metric), is_one_run) {
                     let name = match (is_one_run, style) {
                         (true, _) => name,
                         (false, SeriesStyle::Mean(_)) => run.name.to_string(),
                         (false, _) => format!("{}: {name}", run.name),
                     };
-                    let (colour, dashes) = if is_one_run { (series.len(), 0) } else { (run_index, dashes) };
+                    let (colour, dashes) = if is_one_run { (series.len(), 0) } else { (run_index, metric_index) };
                     series.push(Series { name, points, style, colour, dashes });
                 }
             }
-            dashes += usize::from(series.len() > series_before);
+            let has_metric = series.len() > series_before;
+            if has_metric {
+                metric_index += 1;
+            }
         }
         Panel { title: self.title.clone(), axes: ["step".into(), String::new()], series }
     }
@@ -112,7 +117,7 @@ impl CurveStyle {
         let Some(&[_, first_value]) = points.first() else { return Vec::new() };
         match self {
             Self::Steps => {
-                let mean = ("running mean".into(), points.clone(), SeriesStyle::Mean(SMOOTHING));
+                let mean = ("running mean".into(), points.clone(), SeriesStyle::Mean(MEAN_STEPS));
                 if is_one_run { vec![mean, ("step".into(), points, SeriesStyle::Dots)] } else { vec![mean] }
             }
             Self::Line(name) => vec![(name.clone(), points, SeriesStyle::Line)],
@@ -124,9 +129,9 @@ impl CurveStyle {
     }
 }
 
-/// A panel for each headline metric that the runs have. The panel of the score also shows the scores of evaluations;
-/// without a score among the headlines, these have a panel of their own. The panel of a metric that is also measured on
-/// held-out data shows both.
+/// A panel for each headline metric that the runs have. The panel of the score also shows the scores of evaluations. If
+/// no headline is a score, the scores of evaluations have a panel of their own. The panel of a metric that is also
+/// measured on held-out data shows both.
 pub fn main_panels(runs: &[RunMetrics<'_>], headlines: &[Headline]) -> Vec<Panel> {
     let evaluations = || metric_names(runs).into_iter().filter(|name| is_evaluation(name));
     let spec = |headline: &Headline| match headline.is_score {

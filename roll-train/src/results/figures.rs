@@ -15,12 +15,16 @@ use crate::statistics::{Gain, paired_gain};
 /// `eval/unseen_check_NAME` for each of several checks.
 pub fn metrics(results: &Results, labels: &SetLabels) -> BTreeMap<String, f64> {
     let mut metrics = BTreeMap::new();
-    for (name, clips) in results {
-        let label = labels.of(*name);
-        let suffixes = labels.suffixes().into_iter().enumerate();
-        let mean_scores = suffixes.map(|(reward, suffix)| (suffix, scores::mean_score(clips, reward)));
-        let values = mean_scores.chain([("_kl".to_string(), scores::mean_kl(clips))]);
-        metrics.extend(values.filter_map(|(suffix, value)| Some((format!("eval/{label}{suffix}"), value?))));
+    for (set, clips) in results {
+        let label = labels.of(*set);
+        for (reward, suffix) in labels.suffixes().into_iter().enumerate() {
+            if let Some(score) = scores::mean_score(clips, reward) {
+                metrics.insert(format!("eval/{label}{suffix}"), score);
+            }
+        }
+        if let Some(kl) = scores::mean_kl(clips) {
+            metrics.insert(format!("eval/{label}_kl"), kl);
+        }
     }
     metrics
 }
@@ -42,12 +46,14 @@ fn changes(record: &Record, labels: &SetLabels) -> Vec<(String, Change)> {
 
 /// Mean divergence of the trained model from the base model over all evaluated clips.
 fn kl(record: &Record) -> Option<f64> {
-    scores::mean_kl(record.first_and_last_evaluation()?.1.iter().flat_map(|(_, clips)| clips))
+    let (_, last) = record.first_and_last_evaluation()?;
+    scores::mean_kl(last.iter().flat_map(|(_, clips)| clips))
 }
 
 /// A quantity on held-out data, before and after training.
 pub struct ValidationChange<'a> {
     pub held_out: &'a HeldOut,
+    /// How the values are written.
     pub format: HeadlineFormat,
     pub before: f64,
     pub after: f64,
@@ -59,13 +65,13 @@ pub struct ValidationChange<'a> {
 pub fn validation_changes<'a>(record: &Record, headlines: &'a [Headline]) -> Vec<ValidationChange<'a>> {
     let [first, .., last] = record.validations.as_slice() else { return Vec::new() };
     let value = |validated: &ValidationMetrics, metric: &str| validated.metrics.get(metric).copied().flatten();
-    let pairs: Vec<[f64; 2]> = first.losses.iter().zip(&last.losses).map(|(first, last)| [*first, *last]).collect();
-    let gain = (pairs.len() > 1 && first.losses.len() == last.losses.len()).then(|| paired_gain(&pairs));
+    let losses: Vec<[f64; 2]> = first.losses.iter().zip(&last.losses).map(|(first, last)| [*first, *last]).collect();
+    let has_pairs = losses.len() > 1 && first.losses.len() == last.losses.len();
+    let gain_of_loss = if has_pairs { Some(paired_gain(&losses)) } else { None };
     let change = |headline: &'a Headline| {
         let held_out = headline.held_out.as_ref()?;
         let (before, after) = (value(first, &held_out.metric)?, value(last, &held_out.metric)?);
-        // The pairs are losses of samples, and so the gain is that of the loss alone.
-        let gain = if held_out.metric == "val/loss" { gain } else { None };
+        let gain = if held_out.metric == "val/loss" { gain_of_loss } else { None };
         Some(ValidationChange { held_out, format: headline.format, before, after, gain })
     };
     headlines.iter().filter_map(change).collect()
@@ -115,15 +121,16 @@ pub fn lines(record: &Record, headlines: &[Headline], labels: &SetLabels) -> Vec
     }
     for (name, change) in changes(record, labels) {
         let [before, after] = change.ends();
-        let without_score =
-            if change.missing > 0 { format!(", {} without a score", change.missing) } else { String::new() };
-        let clips = counted(change.clips as u64, "clip");
+        let mut clips = counted(change.clips as u64, "clip");
+        if change.missing > 0 {
+            clips += &format!(", {} without a score", change.missing);
+        }
         let gain = change.gain.in_words();
         let gain = match gain.strip_suffix(')') {
             // "+0.200 (95 % +0.152 to +0.248; 24 clips)".
-            Some(gain_and_interval) => format!("{gain_and_interval}; {clips}{without_score})"),
+            Some(gain_and_interval) => format!("{gain_and_interval}; {clips})"),
             // One clip has no interval.
-            None => format!("{gain} ({clips}{without_score})"),
+            None => format!("{gain} ({clips})"),
         };
         lines.push((name.replace('_', " "), format!("{before} -> {after}, {gain}")));
     }

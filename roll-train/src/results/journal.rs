@@ -1,7 +1,7 @@
 //! The files that rank 0 writes during a run: configuration, headline metrics, metrics, trajectories, sample videos.
 //!
-//! All files but the configuration are opened when the first step of a process is done, by [`Journal::open`], so that a
-//! run that fails in its first step leaves no metrics. Episodes and videos from before that are kept until then.
+//! All files but the configuration are opened by [`Journal::open`], when the first step of a process is done, so that a
+//! run that fails in its first step leaves no metrics. Earlier episodes and videos are kept in memory until then.
 
 use std::collections::BTreeMap;
 
@@ -17,7 +17,7 @@ use super::record::{self, Record};
 use super::trajectories::Trajectories;
 use super::{figures, headlines, progress_file, samples};
 
-/// Longer side of the videos in TensorBoard, in pixels.
+/// Length of the longer side of the videos in TensorBoard, in pixels.
 const GIF_SIDE: usize = 256;
 
 /// The open files of a run, and what is kept for them until the first step is done.
@@ -38,7 +38,7 @@ pub struct Journal {
 }
 
 impl Journal {
-    /// `earlier_steps` is the number of steps that earlier processes took.
+    /// A journal that is not open yet. `earlier_steps` is the number of steps that earlier processes took.
     pub(crate) fn new(dir: Option<&RunDir>, earlier_steps: u64, headlines: Vec<Headline>, labels: SetLabels) -> Self {
         Self {
             dir: dir.cloned(),
@@ -77,10 +77,10 @@ impl Journal {
         let metrics = MetricsWriter::create(dir.path(), first_step, &loaded.config)?;
         let metrics = self.metrics.insert(metrics);
         let mut before_training = BTreeMap::new();
-        for evaluation in record.evaluations.iter().filter(|e| e.step == 0) {
+        for evaluation in record.evaluations.iter().filter(|evaluation| evaluation.step == 0) {
             before_training.extend(figures::metrics(&evaluation.results, &self.labels));
         }
-        for validation in record.validations.iter().filter(|v| v.step == 0) {
+        for validation in record.validations.iter().filter(|validation| validation.step == 0) {
             before_training.extend(record::restored(&validation.metrics));
         }
         if self.earlier_steps == 0 && !before_training.is_empty() {
@@ -108,21 +108,7 @@ impl Journal {
     pub(crate) fn write_report(&mut self, step: u64, report: &StepReport) -> Result<()> {
         let (Some(dir), Some(metrics)) = (&self.dir, &mut self.metrics) else { return Ok(()) };
         self.trajectories.write(&report.records)?;
-        // Each sample and reason, and how often it occurs.
-        let mut skipped: Vec<(&(String, String), u64)> = Vec::new();
-        for left_out in &report.skipped {
-            match skipped.iter_mut().find(|(other, _)| *other == left_out) {
-                Some((_, times)) => *times += 1,
-                None => skipped.push((left_out, 1)),
-            }
-        }
-        for ((sample, reason), times) in skipped {
-            let often = if times > 1 { format!(" {times} times") } else { String::new() };
-            tracing::warn!("step {step}: {sample} was left out{often}: {reason}");
-        }
-        if !report.applied {
-            tracing::warn!("step {step}: nothing was updated");
-        }
+        warn_of_skipped(step, report);
         for (i, (name, video)) in report.videos.iter().enumerate() {
             write_mp4(samples::folder(dir, &step_name(step))?.join(format!("{name}.mp4")), video)?;
             // The tag has no clip's name, so that all steps share it: TensorBoard has a slider over the steps of a tag.
@@ -164,13 +150,39 @@ impl Journal {
 
     /// Flushes the metrics to disk, so that they survive a power cut.
     pub(crate) fn sync(&mut self) -> Result<()> {
-        self.metrics.as_mut().map_or(Ok(()), MetricsWriter::sync)
+        match &mut self.metrics {
+            Some(metrics) => metrics.sync(),
+            None => Ok(()),
+        }
+    }
+}
+
+/// Logs warnings of the samples that a step left out, each with its number of times, and of an update that was not
+/// applied.
+fn warn_of_skipped(step: u64, report: &StepReport) {
+    // Each pair of sample and reason once, in the order of the report.
+    let mut counts: Vec<(&(String, String), u64)> = Vec::new();
+    for sample_and_reason in &report.skipped {
+        match counts.iter_mut().find(|(other, _)| *other == sample_and_reason) {
+            Some((_, count)) => *count += 1,
+            None => counts.push((sample_and_reason, 1)),
+        }
+    }
+    for ((sample, reason), count) in counts {
+        let times = if count > 1 { format!(" {count} times") } else { String::new() };
+        tracing::warn!("step {step}: {sample} was left out{times}: {reason}");
+    }
+    if !report.applied {
+        tracing::warn!("step {step}: nothing was updated");
     }
 }
 
 /// Shows videos of prompts in TensorBoard, with one tag for each prompt.
 fn write_prompts(metrics: &mut MetricsWriter, step: u64, videos: &[Video]) -> Result<()> {
-    videos.iter().enumerate().try_for_each(|(i, video)| write_image(metrics, step, &format!("prompts/{i}"), video))
+    for (i, video) in videos.iter().enumerate() {
+        write_image(metrics, step, &format!("prompts/{i}"), video)?;
+    }
+    Ok(())
 }
 
 /// Shows a video in TensorBoard as an animated GIF.
@@ -181,20 +193,23 @@ fn write_image(metrics: &mut MetricsWriter, step: u64, tag: &str, video: &Video)
 
 /// The progress line of a step: its headline metrics, learning rate and seconds.
 fn progress_line(step: u64, steps: u64, metrics: &BTreeMap<String, f64>, headlines: &[Headline]) -> String {
-    let mut line = format!("step {step}/{steps}");
-    let mut add = |label: &str, metric: &str, write: &dyn Fn(f64) -> String| {
-        if let Some(value) = metrics.get(metric) {
-            line.push_str(&format!("  {label}{}", write(*value)));
-        }
-    };
+    let mut parts = vec![format!("step {step}/{steps}")];
+    let value = |metric: &str| metrics.get(metric).copied();
     for headline in headlines.iter().filter(|headline| !headline.label.is_empty()) {
-        let write = |value| headline.format.write(value);
-        add(&format!("{} ", headline.label), &headline.metric, &write);
-        if let Some(held_out) = &headline.held_out {
-            add(&format!("validation {} ", held_out.label), &held_out.metric, &write);
+        if let Some(value) = value(&headline.metric) {
+            parts.push(format!("{} {}", headline.label, headline.format.write(value)));
+        }
+        if let Some(held_out) = &headline.held_out
+            && let Some(value) = value(&held_out.metric)
+        {
+            parts.push(format!("validation {} {}", held_out.label, headline.format.write(value)));
         }
     }
-    add("lr ", "lr", &|v| if v == 0.0 { "0".into() } else { format!("{v:.1e}") });
-    add("", "time/total", &|v| format!("{v:.1} s"));
-    line
+    if let Some(rate) = value("lr") {
+        parts.push(if rate == 0.0 { "lr 0".into() } else { format!("lr {rate:.1e}") });
+    }
+    if let Some(seconds) = value("time/total") {
+        parts.push(format!("{seconds:.1} s"));
+    }
+    parts.join("  ")
 }

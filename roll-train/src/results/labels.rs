@@ -29,9 +29,11 @@ impl SetLabels {
     /// The suffix of each score of a clip, by position: empty for the trained reward, `_check` for the sum of the
     /// checks, and `_check_NAME` for each of several checks.
     pub fn suffixes(&self) -> Vec<String> {
-        let several = if self.checks.len() > 1 { self.checks.as_slice() } else { &[] };
-        let of_each = several.iter().map(|name| format!("_check_{name}"));
-        [String::new(), "_check".into()].into_iter().chain(of_each).collect()
+        let mut suffixes = vec![String::new(), "_check".into()];
+        if self.checks.len() > 1 {
+            suffixes.extend(self.checks.iter().map(|name| format!("_check_{name}")));
+        }
+        suffixes
     }
 
     /// The label of a set.

@@ -14,8 +14,8 @@
 //! | `comparison.mp4`, `comparison.png` | the task | at the end of a run with evaluations |
 //! | `report.html` | [`report`] | at the end, and by `roll report` |
 //!
-//! Headlines are the metrics to show first. `figures` computes the changes of [`scores`] from before to after training,
-//! by the [`record`] in a checkpoint, for `metrics.jsonl` and for `summary.json`, which [`crate::trainer`] writes.
+//! Headlines are the metrics to show first. `figures` computes the changes of [`scores`] between the evaluations in a
+//! run's [`record`]. These changes are part of `summary.json`, which [`crate::trainer`] writes.
 
 pub mod curves;
 pub mod headlines;
@@ -45,21 +45,24 @@ pub use journal::Journal;
 pub use labels::SetLabels;
 pub use samples::{PROMPT, folder};
 
-/// Reads a JSON file; `None` if it does not exist. `what` names its contents in errors.
-fn read_optional_json<T: DeserializeOwned>(path: &Path, what: &str) -> Result<Option<T>> {
+/// Reads a JSON file; `None` if it does not exist. `contents` names its contents in errors, such as "a JSON object".
+fn read_optional_json<T: DeserializeOwned>(path: &Path, contents: &str) -> Result<Option<T>> {
     match files::read(path, files::MAX_TEXT) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(None),
         Err(e) => Err(Error::file("read", path)(e)),
         Ok(bytes) => {
-            serde_json::from_slice(&bytes).map(Some).map_err(|e| Error::bad_file(path, format!("expected {what}: {e}")))
+            let problem = |e| Error::bad_file(path, format!("expected {contents}: {e}"));
+            serde_json::from_slice(&bytes).map(Some).map_err(problem)
         }
     }
 }
 
 /// Writes the curves of a run that logged metrics. Returns their name and path.
 pub(crate) fn write_curves(dir: &RunDir, headlines: &[Headline]) -> Result<Option<(&'static str, PathBuf)>> {
-    let has_metrics = dir.metrics_path().exists();
-    has_metrics.then(|| Ok(("curves", curves::write(dir, headlines)?))).transpose()
+    if !dir.metrics_path().exists() {
+        return Ok(None);
+    }
+    Ok(Some(("curves", curves::write(dir, headlines)?)))
 }
 
 /// Writes the report of a run. Returns its name and path.

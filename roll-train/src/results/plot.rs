@@ -15,28 +15,55 @@ const PANEL: [f64; 2] = [820.0, 300.0];
 /// Space between the edges of a panel and its axes: left, top, right and bottom.
 const MARGINS: [f64; 4] = [80.0, 40.0, 10.0, 50.0];
 /// Font sizes in pixels.
-const TITLE: u32 = 18;
-const TEXT: u32 = 13;
+const TITLE_SIZE: u32 = 18;
+const TEXT_SIZE: u32 = 13;
 /// Width of a character of the legend: an estimate that suits common fonts.
-const CHARACTER: f64 = 0.58 * TEXT as f64;
+const CHARACTER_WIDTH: f64 = 0.58 * TEXT_SIZE as f64;
+/// Vertical position of the title's baseline, in pixels.
+const TITLE_BASELINE: f64 = 26.0;
+/// Distances from the x axis down to the baselines of its labels and of its name, in pixels.
+const X_LABELS_BELOW: f64 = 17.0;
+const X_NAME_BELOW: f64 = 38.0;
+/// Distance from the y axis to the ends of its labels, in pixels.
+const Y_LABELS_BEFORE: f64 = 6.0;
+/// Horizontal position of the y axis's name, which is rotated, in pixels.
+const Y_NAME_BASELINE: f64 = 16.0;
+/// Distance from the middle of a line of text down to its baseline, in pixels.
+const HALF_TEXT_HEIGHT: f64 = 4.5;
+/// Distance of the legend from the axes, in pixels.
+const LEGEND_DISTANCE: f64 = 8.0;
+/// Height of an entry of the legend, in pixels.
+const LEGEND_LINE_HEIGHT: f64 = 19.0;
+/// Length of the line in an entry of the legend, in pixels.
+const LEGEND_SAMPLE_WIDTH: f64 = 20.0;
+/// Space in the legend, in pixels: on its left and right, and between a line and its name. Above and below all entries
+/// is half of it.
+const LEGEND_SPACE: f64 = 6.0;
+/// A point is near a corner if its distance along each axis is below this fraction of the axis.
+const NEAR_CORNER: f64 = 0.4;
+/// The colours on a light page.
 const COLOURS: [&str; 6] = ["#2662B6", "#CD5C1C", "#2E8648", "#8048A0", "#C4A01E", "#1EA0AA"];
 /// The colours on a dark page.
-const LIGHT_COLOURS: [&str; 6] = ["#6EA8FF", "#FF9458", "#62CA82", "#C89CEC", "#E6C85C", "#50D0DA"];
-/// Dash patterns of lines, as in `charts.js`.
+const COLOURS_ON_DARK: [&str; 6] = ["#6EA8FF", "#FF9458", "#62CA82", "#C89CEC", "#E6C85C", "#50D0DA"];
+/// Dash patterns of lines, as in `charts.js`. An empty pattern is a solid line.
 pub const DASHES: [&str; 4] = ["", "7 4", "2 4", "9 3 2 3"];
 /// Most labels on the x axis and on the y axis.
-const TICKS: [usize; 2] = [8, 6];
-/// Approximate maximum of the points of a series. A series with more points is thinned out.
-const POINTS: usize = 1500;
+const MAX_TICKS: [usize; 2] = [8, 6];
+/// Maximum of the points of a series, besides its last point. A series with more points is thinned out.
+const MAX_POINTS: usize = 1500;
 /// Most points of a line that has a mark at each point.
-const MARKED: usize = 12;
+const MAX_MARKED: usize = 12;
 /// Largest magnitude of a value that is drawn. The range of larger values would overflow.
-const LARGEST: f64 = 1e300;
+const MAX_MAGNITUDE: f64 = 1e300;
+/// Margin of an axis beyond its values, as a part of their range.
+const MARGIN_SHARE: f64 = 0.05;
 /// Smallest margin of an axis beyond its values, as a part of the largest of them. The rounding of f32 would fill the
 /// panel of a narrower axis.
 const MIN_MARGIN_SHARE: f64 = 1e-6;
 /// Smallest margin of an axis beyond its values if these are near 0.
 const MIN_MARGIN: f64 = 1e-12;
+/// Tolerance for the rounding of ticks, as a part of their step.
+const TICK_TOLERANCE: f64 = 1e-9;
 
 /// A named sequence of points.
 pub struct Series {
@@ -59,8 +86,7 @@ pub enum SeriesStyle {
     Line,
     /// A dot for each point.
     Dots,
-    /// A line of running means over this many points. If there are fewer than twice this number of points, over half of
-    /// the points.
+    /// A line of running means over this number of points, but at most over half of the points.
     Mean(usize),
 }
 
@@ -70,7 +96,7 @@ impl Series {
         self.style != SeriesStyle::Dots
     }
 
-    /// Name and points as they are drawn.
+    /// The name in the legend, and the points, as they are drawn.
     fn drawn(&self) -> (String, Vec<[f64; 2]>) {
         let points = finite(&self.points);
         match self.style {
@@ -107,17 +133,18 @@ pub fn write(path: &Path, panels: &[Panel]) -> Result<()> {
     write_atomically(path, svg.as_bytes())
 }
 
+/// Appends the SVG of the panels.
 fn picture(svg: &mut String, panels: &[Panel]) -> fmt::Result {
     let [width, height] = [PANEL[0], PANEL[1] * panels.len().max(1) as f64];
     writeln!(
         svg,
         "<svg xmlns=\"http://www.w3.org/2000/svg\" width=\"{width}\" height=\"{height}\" \
-         viewBox=\"0 0 {width} {height}\" font-family=\"sans-serif\" font-size=\"{TEXT}\">\n\
+         viewBox=\"0 0 {width} {height}\" font-family=\"sans-serif\" font-size=\"{TEXT_SIZE}\">\n\
          <rect width=\"100%\" height=\"100%\" fill=\"white\"/>"
     )?;
     for (i, panel) in panels.iter().enumerate() {
         writeln!(svg, "<g transform=\"translate(0 {})\">", PANEL[1] * i as f64)?;
-        draw(svg, panel)?;
+        draw_panel(svg, panel)?;
         writeln!(svg, "</g>")?;
     }
     writeln!(svg, "</svg>")
@@ -128,7 +155,7 @@ pub fn css_palettes() -> [String; 2] {
     let variables = |colours: &[&str]| -> String {
         colours.iter().enumerate().map(|(i, colour)| format!("--c{i}: {colour}; ")).collect()
     };
-    [variables(&COLOURS), variables(&LIGHT_COLOURS)]
+    [variables(&COLOURS), variables(&COLOURS_ON_DARK)]
 }
 
 /// The colour of a series in CSS.
@@ -144,8 +171,11 @@ pub fn css_part_colour(index: usize) -> String {
     }
 }
 
-/// The ranges of x and y that a panel shows.
-struct Axes([Range<f64>; 2]);
+/// The ranges of x and y that a panel shows, and the pixels where they lie.
+struct Axes {
+    x: Range<f64>,
+    y: Range<f64>,
+}
 
 impl Axes {
     const LEFT: f64 = MARGINS[0];
@@ -153,13 +183,14 @@ impl Axes {
     const RIGHT: f64 = PANEL[0] - MARGINS[2];
     const BOTTOM: f64 = PANEL[1] - MARGINS[3];
 
-    /// The pixel of a point.
-    fn at(&self, [x, y]: [f64; 2]) -> [f64; 2] {
-        let [x_range, y_range] = &self.0;
-        [
-            Self::LEFT + share(x, x_range) * (Self::RIGHT - Self::LEFT),
-            Self::BOTTOM - share(y, y_range) * (Self::BOTTOM - Self::TOP),
-        ]
+    /// The horizontal pixel of a value of x.
+    fn pixel_x(&self, x: f64) -> f64 {
+        Self::LEFT + share(x, &self.x) * (Self::RIGHT - Self::LEFT)
+    }
+
+    /// The vertical pixel of a value of y.
+    fn pixel_y(&self, y: f64) -> f64 {
+        Self::BOTTOM - share(y, &self.y) * (Self::BOTTOM - Self::TOP)
     }
 }
 
@@ -168,60 +199,71 @@ fn share(value: f64, range: &Range<f64>) -> f64 {
     (value - range.start) / (range.end - range.start)
 }
 
-fn draw(svg: &mut String, panel: &Panel) -> fmt::Result {
-    let (names, series): (Vec<String>, Vec<Vec<[f64; 2]>>) = panel.series.iter().map(Series::drawn).unzip();
-    let axes = Axes([0, 1].map(|axis| padded(series.iter().flatten().map(|p| p[axis]))));
-    draw_axes(svg, panel, &axes, most_ticks(&series))?;
-    for (drawn, points) in panel.series.iter().zip(&series) {
-        draw_series(svg, drawn, points, &axes)?;
+/// Draws the axes and series of a panel, and a legend if there are several series.
+fn draw_panel(svg: &mut String, panel: &Panel) -> fmt::Result {
+    let (names, points): (Vec<String>, Vec<Vec<[f64; 2]>>) = panel.series.iter().map(Series::drawn).unzip();
+    let axes = Axes {
+        x: padded(points.iter().flatten().map(|[x, _]| *x)),
+        y: padded(points.iter().flatten().map(|[_, y]| *y)),
+    };
+    draw_axes(svg, panel, &axes, most_ticks(&points))?;
+    for (series, points) in panel.series.iter().zip(&points) {
+        draw_series(svg, series, points, &axes)?;
     }
     if panel.series.len() > 1 {
-        draw_legend(svg, panel, &names, legend_corner(&series, &axes.0))?;
+        draw_legend(svg, panel, &names, legend_corner(&points, &axes))?;
     }
     Ok(())
 }
 
-fn draw_axes(svg: &mut String, panel: &Panel, axes: &Axes, most_x: usize) -> fmt::Result {
+/// Draws the title, the axes with at most `most_x_ticks` ticks on the x axis, and their names.
+fn draw_axes(svg: &mut String, panel: &Panel, axes: &Axes, most_x_ticks: usize) -> fmt::Result {
     let (left, top, right, bottom) = (Axes::LEFT, Axes::TOP, Axes::RIGHT, Axes::BOTTOM);
     let [x_middle, y_middle] = [(left + right) / 2.0, (top + bottom) / 2.0];
     let text = |svg: &mut String, attributes: fmt::Arguments<'_>, text: &str| {
         writeln!(svg, "<text {attributes}>{}</text>", escaped(text))
     };
     let middle = "text-anchor=\"middle\"";
-    text(svg, format_args!("x=\"{x_middle}\" y=\"26\" {middle} font-size=\"{TITLE}\""), &panel.title)?;
+    let title_at = format_args!("x=\"{x_middle}\" y=\"{TITLE_BASELINE}\" {middle} font-size=\"{TITLE_SIZE}\"");
+    text(svg, title_at, &panel.title)?;
     writeln!(svg, "<g fill=\"#5A5A5A\" stroke-width=\"1\">")?;
-    let [xs, ys] = [ticks(&axes.0[0], most_x), ticks(&axes.0[1], TICKS[1])];
-    for value in &xs {
-        let x = axes.at([*value, axes.0[1].start])[0];
+    let x_ticks = ticks(&axes.x, most_x_ticks);
+    for tick in &x_ticks {
+        let x = axes.pixel_x(*tick);
         writeln!(svg, "<path d=\"M{x:.1} {top}V{bottom}\" stroke=\"#E4E4E4\"/>")?;
-        text(svg, format_args!("x=\"{x:.1}\" y=\"{}\" {middle}", bottom + 17.0), &label(*value, &xs))?;
+        let label_at = format_args!("x=\"{x:.1}\" y=\"{}\" {middle}", bottom + X_LABELS_BELOW);
+        text(svg, label_at, &label(*tick, &x_ticks))?;
     }
-    for value in &ys {
-        let y = axes.at([axes.0[0].start, *value])[1];
+    let y_ticks = ticks(&axes.y, MAX_TICKS[1]);
+    for tick in &y_ticks {
+        let y = axes.pixel_y(*tick);
         writeln!(svg, "<path d=\"M{left} {y:.1}H{right}\" stroke=\"#E4E4E4\"/>")?;
-        let at = format_args!("x=\"{}\" y=\"{:.1}\" text-anchor=\"end\"", left - 6.0, y + 4.0);
-        text(svg, at, &label(*value, &ys))?;
+        let (end, baseline) = (left - Y_LABELS_BEFORE, y + HALF_TEXT_HEIGHT);
+        let label_at = format_args!("x=\"{end}\" y=\"{baseline:.1}\" text-anchor=\"end\"");
+        text(svg, label_at, &label(*tick, &y_ticks))?;
     }
     let [x_name, y_name] = &panel.axes;
     if !x_name.is_empty() {
-        text(svg, format_args!("x=\"{x_middle}\" y=\"{}\" {middle}", bottom + 38.0), x_name)?;
+        text(svg, format_args!("x=\"{x_middle}\" y=\"{}\" {middle}", bottom + X_NAME_BELOW), x_name)?;
     }
     if !y_name.is_empty() {
-        text(svg, format_args!("transform=\"translate(16 {y_middle}) rotate(-90)\" {middle}"), y_name)?;
+        let turned = format_args!("transform=\"translate({Y_NAME_BASELINE} {y_middle}) rotate(-90)\" {middle}");
+        text(svg, turned, y_name)?;
     }
     writeln!(svg, "<path d=\"M{left} {top}V{bottom}H{right}\" fill=\"none\" stroke=\"#969696\"/>\n</g>")
 }
 
+/// Draws a line through the points, and a mark at each point if the series has no line or few points.
 fn draw_series(svg: &mut String, series: &Series, points: &[[f64; 2]], axes: &Axes) -> fmt::Result {
     let colour = COLOURS[series.colour % COLOURS.len()];
-    let points = points.iter().map(|point| axes.at(*point));
+    let points = points.iter().map(|[x, y]| [axes.pixel_x(*x), axes.pixel_y(*y)]);
     if series.is_line() {
         write!(svg, "<polyline fill=\"none\" stroke=\"{colour}\" stroke-width=\"2\"{} points=\"", dashes(series))?;
         points.clone().try_for_each(|[x, y]| write!(svg, "{x:.1},{y:.1} "))?;
         writeln!(svg, "\"/>")?;
     }
     let (radius, opacity) = if series.is_line() { (3, 1.0) } else { (2, 0.5) };
-    if !series.is_line() || points.len() <= MARKED {
+    if !series.is_line() || points.len() <= MAX_MARKED {
         writeln!(svg, "<g fill=\"{colour}\" fill-opacity=\"{opacity}\">")?;
         for [x, y] in points {
             writeln!(svg, "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"{radius}\"/>")?;
@@ -239,32 +281,41 @@ fn dashes(series: &Series) -> String {
     }
 }
 
-fn draw_legend(svg: &mut String, panel: &Panel, names: &[String], [right, top]: [bool; 2]) -> fmt::Result {
-    let longest = names.iter().map(|name| name.chars().count()).max().unwrap_or(0);
-    let (width, line) = (40.0 + CHARACTER * longest as f64, 19.0);
-    let height = line * names.len() as f64 + 6.0;
-    let x = if right { Axes::RIGHT - width - 8.0 } else { Axes::LEFT + 8.0 };
-    let y = if top { Axes::TOP + 8.0 } else { Axes::BOTTOM - height - 8.0 };
+/// Draws the legend into a corner of the panel. `names` has the name of each series.
+fn draw_legend(svg: &mut String, panel: &Panel, names: &[String], corner: Corner) -> fmt::Result {
+    let longest_name = names.iter().map(|name| name.chars().count()).max().unwrap_or(0);
+    // A space, the sample of the line, a space, the name, and a space.
+    let name_offset = LEGEND_SAMPLE_WIDTH + 2.0 * LEGEND_SPACE;
+    let width = name_offset + CHARACTER_WIDTH * longest_name as f64 + LEGEND_SPACE;
+    let height = LEGEND_LINE_HEIGHT * names.len() as f64 + LEGEND_SPACE;
+    let x = if corner.is_right { Axes::RIGHT - width - LEGEND_DISTANCE } else { Axes::LEFT + LEGEND_DISTANCE };
+    let y = if corner.is_top { Axes::TOP + LEGEND_DISTANCE } else { Axes::BOTTOM - height - LEGEND_DISTANCE };
     writeln!(
         svg,
         "<rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"{width:.1}\" height=\"{height:.1}\" fill=\"white\" \
          fill-opacity=\"0.8\" stroke=\"#C8C8C8\"/>"
     )?;
     for (i, (series, name)) in panel.series.iter().zip(names).enumerate() {
-        let (colour, y) = (COLOURS[series.colour % COLOURS.len()], y + 12.0 + line * i as f64);
-        match series.is_line() {
-            true => {
-                let (from, pattern) = (x + 7.0, dashes(series));
-                writeln!(svg, "<path d=\"M{from:.1} {y:.1}h20\" stroke=\"{colour}\" stroke-width=\"3\"{pattern}/>")?;
-            }
-            false => writeln!(svg, "<circle cx=\"{:.1}\" cy=\"{y:.1}\" r=\"3\" fill=\"{colour}\"/>", x + 17.0)?,
+        let colour = COLOURS[series.colour % COLOURS.len()];
+        let middle = y + (LEGEND_LINE_HEIGHT + LEGEND_SPACE) / 2.0 + LEGEND_LINE_HEIGHT * i as f64;
+        let sample = x + LEGEND_SPACE;
+        if series.is_line() {
+            let (length, pattern) = (LEGEND_SAMPLE_WIDTH, dashes(series));
+            writeln!(
+                svg,
+                "<path d=\"M{sample:.1} {middle:.1}h{length}\" stroke=\"{colour}\" stroke-width=\"3\"{pattern}/>"
+            )?;
+        } else {
+            let centre = sample + LEGEND_SAMPLE_WIDTH / 2.0;
+            writeln!(svg, "<circle cx=\"{centre:.1}\" cy=\"{middle:.1}\" r=\"3\" fill=\"{colour}\"/>")?;
         }
-        writeln!(svg, "<text x=\"{:.1}\" y=\"{:.1}\">{}</text>", x + 33.0, y + 4.5, escaped(name))?;
+        let (start, baseline) = (x + name_offset, middle + HALF_TEXT_HEIGHT);
+        writeln!(svg, "<text x=\"{start:.1}\" y=\"{baseline:.1}\">{}</text>", escaped(name))?;
     }
     Ok(())
 }
 
-/// Text as XML. Control characters, which XML does not allow, are replaced.
+/// Text as XML. Characters that XML does not allow, such as control characters, are replaced.
 fn escaped(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
@@ -279,81 +330,103 @@ fn escaped(text: &str) -> String {
     out
 }
 
-/// The points that can be drawn.
+/// The points that can be drawn: those whose coordinates are finite, and at most `MAX_MAGNITUDE`.
 pub fn finite(points: &[[f64; 2]]) -> Vec<[f64; 2]> {
-    points.iter().copied().filter(|point| point.iter().all(|v| v.abs() <= LARGEST)).collect()
+    points.iter().copied().filter(|point| point.iter().all(|v| v.abs() <= MAX_MAGNITUDE)).collect()
 }
 
-/// About `POINTS` of the points, evenly chosen, and the last point.
+/// At most `MAX_POINTS` of the points, evenly chosen, and the last point.
 pub fn thinned(points: Vec<[f64; 2]>) -> Vec<[f64; 2]> {
-    let (every, last) = (points.len().div_ceil(POINTS).max(1), points.len().saturating_sub(1));
-    points.into_iter().enumerate().filter(|(i, _)| i % every == 0 || *i == last).map(|(_, p)| p).collect()
+    let stride = points.len().div_ceil(MAX_POINTS).max(1);
+    let last = points.len().saturating_sub(1);
+    points.into_iter().enumerate().filter(|(i, _)| i % stride == 0 || *i == last).map(|(_, point)| point).collect()
 }
 
 /// A range a little wider than the range of the values.
 fn padded(values: impl Iterator<Item = f64>) -> Range<f64> {
-    let (low, high) = values.fold((f64::INFINITY, f64::NEG_INFINITY), |(l, h), v| (l.min(v), h.max(v)));
-    // No values.
-    if low > high {
+    let (low, high) =
+        values.fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), value| (low.min(value), high.max(value)));
+    let has_values = low <= high;
+    if !has_values {
         return 0.0..1.0;
     }
-    let margin = match high - low {
-        // All values are 0.
-        0.0 if low == 0.0 => 1.0,
-        // All values are equal.
-        0.0 => 0.5 * low.abs().max(1e-6),
-        range => (0.05 * range).max(MIN_MARGIN_SHARE * low.abs().max(high.abs())).max(MIN_MARGIN),
+    let margin = if low == 0.0 && high == 0.0 {
+        1.0
+    } else if low == high {
+        // Half of the value, and wide enough for a value near 0.
+        0.5 * low.abs().max(1e-6)
+    } else {
+        let largest = low.abs().max(high.abs());
+        (MARGIN_SHARE * (high - low)).max(MIN_MARGIN_SHARE * largest).max(MIN_MARGIN)
     };
     low - margin..high + margin
 }
 
 /// The maximum of ticks on the x axis. If all x are whole numbers, such as steps, it allows no ticks between them.
 fn most_ticks(series: &[Vec<[f64; 2]>]) -> usize {
-    let xs = || series.iter().flatten().map(|point| point[0]);
+    let xs = || series.iter().flatten().map(|[x, _]| *x);
     let (low, high) = xs().fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), x| (low.min(x), high.max(x)));
-    match xs().all(|x| x.fract() == 0.0) && high - low < TICKS[0] as f64 {
-        true => (high - low).max(0.0) as usize + 1,
-        false => TICKS[0],
+    let are_few_whole_numbers = xs().all(|x| x.fract() == 0.0) && high - low < MAX_TICKS[0] as f64;
+    if are_few_whole_numbers { (high - low).max(0.0) as usize + 1 } else { MAX_TICKS[0] }
+}
+
+/// A corner of a panel.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Corner {
+    is_right: bool,
+    is_top: bool,
+}
+
+impl Corner {
+    const BOTTOM_RIGHT: Self = Self { is_right: true, is_top: false };
+    const TOP_RIGHT: Self = Self { is_right: true, is_top: true };
+    const TOP_LEFT: Self = Self { is_right: false, is_top: true };
+    const BOTTOM_LEFT: Self = Self { is_right: false, is_top: false };
+
+    /// Whether the point is within [`NEAR_CORNER`] of this corner.
+    fn is_near(self, [x, y]: [f64; 2], axes: &Axes) -> bool {
+        // From 0, at the left or at the bottom, to 1.
+        let (x_share, y_share) = (share(x, &axes.x), share(y, &axes.y));
+        let x_distance = if self.is_right { 1.0 - x_share } else { x_share };
+        let y_distance = if self.is_top { 1.0 - y_share } else { y_share };
+        x_distance.abs() < NEAR_CORNER && y_distance.abs() < NEAR_CORNER
     }
 }
 
-/// The corner of a panel that holds the fewest points: whether it is on the right, and whether it is at the top.
-fn legend_corner(series: &[Vec<[f64; 2]>], ranges: &[Range<f64>; 2]) -> [bool; 2] {
-    let points = |corner: [bool; 2]| {
-        let is_near = |point: &&[f64; 2]| {
-            (0..2).all(|axis| (share(point[axis], &ranges[axis]) - f64::from(u8::from(corner[axis]))).abs() < 0.4)
-        };
-        series.iter().flatten().filter(is_near).count()
-    };
-    // If several corners hold as few, the first of these is taken.
-    let corners = [[true, false], [true, true], [false, true], [false, false]];
-    corners.into_iter().min_by_key(|corner| points(*corner)).unwrap_or(corners[0])
+/// The corner with the fewest points near it; of several such corners, the first in this order.
+fn legend_corner(series: &[Vec<[f64; 2]>], axes: &Axes) -> Corner {
+    let points_near = |corner: Corner| series.iter().flatten().filter(|point| corner.is_near(**point, axes)).count();
+    let corners = [Corner::BOTTOM_RIGHT, Corner::TOP_RIGHT, Corner::TOP_LEFT, Corner::BOTTOM_LEFT];
+    corners.into_iter().min_by_key(|corner| points_near(*corner)).unwrap_or(Corner::BOTTOM_RIGHT)
 }
 
 /// The ticks in a range: multiples of 1, 2 or 5 times a power of ten, about `at_most` of them.
 fn ticks(range: &Range<f64>, at_most: usize) -> Vec<f64> {
     let least_step = (range.end - range.start) / at_most as f64;
-    let power = 10f64.powf(least_step.log10().floor());
-    let step = [1.0, 2.0, 5.0].map(|digit| digit * power).into_iter().find(|step| *step >= least_step * (1.0 - 1e-9));
-    let step = step.unwrap_or(10.0 * power);
-    let first = (range.start / step - 1e-9).ceil();
+    let power_of_ten = 10f64.powf(least_step.log10().floor());
+    let steps = [1.0, 2.0, 5.0, 10.0].map(|digit| digit * power_of_ten);
+    let step = steps.into_iter().find(|step| *step >= least_step * (1.0 - TICK_TOLERANCE)).unwrap_or(steps[3]);
+    let first = (range.start / step - TICK_TOLERANCE).ceil();
     let ticks = (0..=at_most).map(|i| (first + i as f64) * step);
-    ticks.take_while(|value| *value <= range.end + 1e-9 * step).collect()
+    ticks.take_while(|tick| *tick <= range.end + TICK_TOLERANCE * step).collect()
 }
 
 /// The label of a tick: its value, with enough digits to tell it from the neighbouring ticks.
 fn label(value: f64, ticks: &[f64]) -> String {
     let [first, second, ..] = ticks else { return format!("{value:.2e}") };
     let step = second - first;
-    let largest = ticks.iter().fold(0.0f64, |m, v| m.max(v.abs()));
+    let largest = ticks.iter().fold(0.0f64, |largest, tick| largest.max(tick.abs()));
     // A tick at 0, which rounding has made a tiny number.
-    if value.abs() < 1e-9 * largest {
+    if value.abs() < TICK_TOLERANCE * largest {
         return "0".into();
     }
-    let digits = |range: f64| (-range.log10() - 1e-9).ceil().clamp(0.0, 12.0) as usize;
-    match (1e-3..1e6).contains(&largest) {
-        true => format!("{value:.*}", digits(step)),
-        false => format!("{value:.*e}", digits(step / largest)),
+    // Decimals that show a difference.
+    let decimals = |difference: f64| (-difference.log10() - TICK_TOLERANCE).ceil().clamp(0.0, 12.0) as usize;
+    let needs_no_exponent = (1e-3..1e6).contains(&largest);
+    if needs_no_exponent {
+        format!("{value:.*}", decimals(step))
+    } else {
+        format!("{value:.*e}", decimals(step / largest))
     }
 }
 
@@ -450,24 +523,24 @@ mod tests {
     #[test]
     fn thinning_keeps_the_last_point() {
         let points = thinned((0..100_000).map(|i| [f64::from(i), 0.0]).collect());
-        assert!(points.len() <= POINTS + 1 && points.last() == Some(&[99_999.0, 0.0]));
+        assert!(points.len() <= MAX_POINTS + 1 && points.last() == Some(&[99_999.0, 0.0]));
     }
 
     #[test]
     fn ticks_of_steps_are_whole_and_zeros_are_not_magnified() {
         let steps = |count: usize| most_ticks(&[(1..=count).map(|step| [step as f64, 0.5]).collect()]);
-        assert_eq!([1, 2, 5, 100].map(steps), [1, 2, 5, TICKS[0]]);
+        assert_eq!([1, 2, 5, 100].map(steps), [1, 2, 5, MAX_TICKS[0]]);
         assert_eq!(ticks(&padded([1.0, 2.0].into_iter()), steps(2)), [1.0, 2.0]);
-        assert_eq!(most_ticks(&[vec![[0.5, 0.0], [1.5, 0.0]]]), TICKS[0]);
+        assert_eq!(most_ticks(&[vec![[0.5, 0.0], [1.5, 0.0]]]), MAX_TICKS[0]);
         assert_eq!(padded([0.0, 0.0].into_iter()), -1.0..1.0);
     }
 
     #[test]
     fn the_legend_is_in_the_emptiest_corner() {
         let falling = vec![(0..10).map(|i| [f64::from(i), -f64::from(i)]).collect()];
-        assert_eq!(legend_corner(&falling, &[0.0..9.0, -9.0..0.0]), [true, true]);
+        assert_eq!(legend_corner(&falling, &Axes { x: 0.0..9.0, y: -9.0..0.0 }), Corner::TOP_RIGHT);
         let rising = vec![(0..10).map(|i| [f64::from(i), f64::from(i)]).collect()];
-        assert_eq!(legend_corner(&rising, &[0.0..9.0, 0.0..9.0]), [true, false]);
+        assert_eq!(legend_corner(&rising, &Axes { x: 0.0..9.0, y: 0.0..9.0 }), Corner::BOTTOM_RIGHT);
     }
 
     #[test]

@@ -29,7 +29,7 @@ pub struct Record {
     pub last: Metrics,
     /// Number of samples that were left out.
     pub skipped_samples: u64,
-    /// The first of the samples that were left out.
+    /// The first samples that were left out, at most 200.
     pub skipped: Vec<Skipped>,
     /// Number of updates that were left out because a value was not finite.
     pub skipped_updates: u64,
@@ -58,6 +58,7 @@ pub struct Record {
     pub pending: Option<Metrics>,
 }
 
+/// Whether serde leaves out a count.
 fn is_zero(count: &usize) -> bool {
     *count == 0
 }
@@ -65,7 +66,7 @@ fn is_zero(count: &usize) -> bool {
 /// A sample that was left out.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Skipped {
-    /// The step, counted from 1.
+    /// The step, counted from 1; 0 for the evaluation before training.
     pub step: u64,
     /// The sample's file and row.
     pub sample: String,
@@ -76,7 +77,7 @@ pub struct Skipped {
 /// An evaluation that suggests reward hacking.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Suspicion {
-    /// Number of steps taken before it.
+    /// Number of steps taken before the evaluation.
     pub step: u64,
     /// The warning.
     pub text: String,
@@ -96,7 +97,7 @@ pub struct Comparison {
 /// Scores of one evaluation.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Evaluation {
-    /// Number of steps taken before it.
+    /// Number of steps taken before the evaluation.
     pub step: u64,
     /// Scores of each set.
     pub results: Results,
@@ -105,7 +106,7 @@ pub struct Evaluation {
 /// Metrics of one validation, for example of an agent in its environment.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ValidationMetrics {
-    /// Number of steps taken before it.
+    /// Number of steps taken before the validation.
     pub step: u64,
     /// Metrics of the validation.
     pub metrics: Metrics,
@@ -118,25 +119,31 @@ impl Record {
     /// Counts the samples and the update that a step left out, and the clipping of its gradient. `parameters_hash` is
     /// the hash of the parameters after the step; `None` if it is not computed.
     pub fn add_step(&mut self, step: u64, report: &StepReport, max_grad_norm: f64, parameters_hash: Option<u64>) {
-        let changed = report.applied && (parameters_hash.is_none() || parameters_hash != self.parameters_hash);
-        self.idle_steps = if changed { 0 } else { self.idle_steps + 1 };
+        // An update that was applied counts as a change if there is no hash.
+        let has_changed = report.applied && (parameters_hash.is_none() || parameters_hash != self.parameters_hash);
+        self.idle_steps = if has_changed { 0 } else { self.idle_steps + 1 };
         self.parameters_hash = parameters_hash;
         self.skipped_samples += report.skipped.len() as u64;
         let room = MAX_LISTED.saturating_sub(self.skipped.len());
-        let listed = report.skipped.iter().take(room).cloned();
-        let listed = listed.map(|(sample, reason)| Skipped { step, sample, reason: without_secrets(&reason) });
-        self.skipped.extend(listed);
-        self.skipped_updates += u64::from(!report.applied);
+        for (sample, reason) in report.skipped.iter().take(room) {
+            self.skipped.push(Skipped { step, sample: sample.clone(), reason: without_secrets(reason) });
+        }
+        if !report.applied {
+            self.skipped_updates += 1;
+        }
         let norm = report.metrics.get("actor/grad_norm");
-        self.clipped_updates += u64::from(max_grad_norm > 0.0 && norm.is_some_and(|norm| *norm > max_grad_norm));
+        if max_grad_norm > 0.0 && norm.is_some_and(|norm| *norm > max_grad_norm) {
+            self.clipped_updates += 1;
+        }
     }
 
-    /// The reasons for which samples were left out from step `first` on. Each has the number of samples and the first
-    /// of them.
-    pub fn skip_reasons(&self, first: u64) -> BTreeMap<&str, (usize, &str)> {
+    /// The reasons for which samples were left out from step `first_step` on. Each has the number of samples and the
+    /// first of them.
+    pub fn skip_reasons(&self, first_step: u64) -> BTreeMap<&str, (usize, &str)> {
         let mut reasons = BTreeMap::new();
-        for skipped in self.skipped.iter().filter(|skipped| skipped.step >= first) {
-            reasons.entry(skipped.reason.as_str()).or_insert((0, skipped.sample.as_str())).0 += 1;
+        for skipped in self.skipped.iter().filter(|skipped| skipped.step >= first_step) {
+            let (count, _) = reasons.entry(skipped.reason.as_str()).or_insert((0, skipped.sample.as_str()));
+            *count += 1;
         }
         reasons
     }
@@ -161,8 +168,8 @@ impl Record {
 /// The record's file in a checkpoint.
 pub(crate) const RECORD_FILE: &str = "trainer/record.json";
 
-/// The record after the evaluation of the checkpoint's step. A checkpoint that is written before the evaluation gets
-/// this file later, by a rename, so the manifest does not list it.
+/// The file of the record after the evaluation of the checkpoint's step. A checkpoint that is written before that
+/// evaluation gets this file later, by [`amend`], so the manifest does not list it.
 const AMENDED_FILE: &str = "trainer/record-evaluated.json";
 
 /// Reads the record of a checkpoint; empty if the checkpoint's version of roll wrote none.
@@ -172,13 +179,13 @@ pub fn read_record(checkpoint: &Checkpoint) -> Result<Record> {
     }
     let problem = |e| Error::bad_file(checkpoint.path().join(RECORD_FILE), format!("no record of a run: {e}"));
     let record: Record = serde_json::from_slice(&checkpoint.read(RECORD_FILE)?).map_err(problem)?;
+    if record.pending.is_none() {
+        return Ok(record);
+    }
     let amended = files::read(&checkpoint.path().join(AMENDED_FILE), files::MAX_TEXT).ok();
     let amended = amended.and_then(|bytes| serde_json::from_slice(&bytes).ok());
-    match amended {
-        Some(amended) if record.pending.is_some() => Ok(amended),
-        // If the amended record is missing or cannot be read, a pending step is evaluated again.
-        _ => Ok(record),
-    }
+    // If the amended record is missing or cannot be read, the pending step is evaluated again.
+    Ok(amended.unwrap_or(record))
 }
 
 /// Adds a record with measurements that were made after the checkpoint was written.

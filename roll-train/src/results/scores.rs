@@ -29,7 +29,7 @@ pub struct Clip {
     /// Scores by position: the score by the trained reward, then the weighted sum of the checks, then, if there are
     /// several checks, the score by each of them. `None` if there was nothing to score, or if the score was not finite.
     pub scores: Vec<Option<f64>>,
-    /// Divergence from the base model; `None` if it was not finite.
+    /// KL divergence from the base model; `None` if it was not finite.
     pub kl: Option<f64>,
 }
 
@@ -56,9 +56,9 @@ pub struct Change {
     pub before: f64,
     /// Mean score after.
     pub after: f64,
-    /// Mean of the score after minus the score before.
+    /// Mean over clips of the score after minus the score before.
     pub gain: Gain,
-    /// Standard deviation of the scores before, between clips.
+    /// Standard deviation, between clips, of the scores before.
     pub spread: f64,
 }
 
@@ -92,15 +92,20 @@ pub const LEAST_SHARE: f64 = 0.005;
 impl Change {
     /// Judges the change.
     pub fn effect(&self) -> Effect {
-        let [low, high] = self.gain.ci95;
-        let least = (LEAST_SPREAD * self.spread).max(LEAST_SHARE * self.before.abs());
-        match self.gain.mean {
-            _ if self.clips < MIN_CLIPS => Effect::TooFewClips,
-            mean if low > 0.0 && mean >= least => Effect::Rise,
-            mean if high < 0.0 && mean <= -least => Effect::Fall,
-            // The mean is significant and too small, or the whole interval is too small.
-            _ if low > 0.0 || high < 0.0 || (-least < low && high < least) => Effect::Negligible,
-            _ => Effect::Undecided,
+        let Gain { mean, ci95: [low, high] } = self.gain;
+        let smallest_large = (LEAST_SPREAD * self.spread).max(LEAST_SHARE * self.before.abs());
+        let is_significant = low > 0.0 || high < 0.0;
+        let is_interval_small = -smallest_large < low && high < smallest_large;
+        if self.clips < MIN_CLIPS {
+            Effect::TooFewClips
+        } else if low > 0.0 && mean >= smallest_large {
+            Effect::Rise
+        } else if high < 0.0 && mean <= -smallest_large {
+            Effect::Fall
+        } else if is_significant || is_interval_small {
+            Effect::Negligible
+        } else {
+            Effect::Undecided
         }
     }
 
@@ -118,7 +123,7 @@ pub fn judged_set(results: &Results) -> Option<SetName> {
 
 /// The clips of one set; empty if there is no such set.
 pub fn of<T>(sets: &[(SetName, Vec<T>)], name: SetName) -> &[T] {
-    sets.iter().find(|(n, _)| *n == name).map(|(_, clips)| clips.as_slice()).unwrap_or_default()
+    sets.iter().find(|(other, _)| *other == name).map(|(_, clips)| clips.as_slice()).unwrap_or_default()
 }
 
 /// Mean of the scores of the reward at position `reward`; `None` if there are no scores.
@@ -131,6 +136,7 @@ pub fn mean_kl<'a>(clips: impl IntoIterator<Item = &'a Clip>) -> Option<f64> {
     mean(clips.into_iter().filter_map(|clip| clip.kl))
 }
 
+/// The mean; `None` without values.
 fn mean(values: impl Iterator<Item = f64>) -> Option<f64> {
     let values: Vec<f64> = values.collect();
     (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
@@ -139,17 +145,18 @@ fn mean(values: impl Iterator<Item = f64>) -> Option<f64> {
 /// The change between two evaluations of the same clips, by the score at position `reward` of [`Clip::scores`]. `None`
 /// if no clip has both scores.
 pub fn change(before: &[Clip], after: &[Clip], reward: usize) -> Option<Change> {
-    let pairs: Vec<[f64; 2]> = before
-        .iter()
-        .zip(after)
-        .filter_map(|(b, a)| Some([(*b.scores.get(reward)?)?, (*a.scores.get(reward)?)?]))
-        .collect();
-    let n = pairs.len();
-    (n > 0).then(|| {
-        let mean = |side: usize| pairs.iter().map(|p| p[side]).sum::<f64>() / n as f64;
-        let scores_before: Vec<f64> = pairs.iter().map(|pair| pair[0]).collect();
-        let (gain, spread) = (paired_gain(&pairs), standard_deviation(&scores_before));
-        Change { clips: n, missing: before.len() - n, before: mean(0), after: mean(1), gain, spread }
+    let score = |clip: &Clip| *clip.scores.get(reward)?;
+    let pairs: Vec<[f64; 2]> =
+        before.iter().zip(after).filter_map(|(before, after)| Some([score(before)?, score(after)?])).collect();
+    let (scores_before, scores_after): (Vec<f64>, Vec<f64>) =
+        pairs.iter().map(|[before, after]| (*before, *after)).unzip();
+    Some(Change {
+        clips: pairs.len(),
+        missing: before.len() - pairs.len(),
+        before: mean(scores_before.iter().copied())?,
+        after: mean(scores_after.iter().copied())?,
+        gain: paired_gain(&pairs),
+        spread: standard_deviation(&scores_before),
     })
 }
 

@@ -9,6 +9,7 @@ use roll_external::files::{self, write_atomically};
 
 use crate::run_dir::RunDir;
 
+/// The file in the run directory.
 const FILE: &str = "trajectories.jsonl";
 
 /// Appends episodes. The first one creates the file.
@@ -20,8 +21,9 @@ pub(crate) struct Trajectories {
 }
 
 /// The path of the file, if the run has one.
-pub fn written(dir: &RunDir) -> Option<PathBuf> {
-    Some(dir.path().join(FILE)).filter(|path| path.is_file())
+pub fn existing_file(dir: &RunDir) -> Option<PathBuf> {
+    let path = dir.path().join(FILE);
+    path.is_file().then_some(path)
 }
 
 impl Trajectories {
@@ -30,10 +32,10 @@ impl Trajectories {
         Self { path: dir.map(|dir| dir.path().join(FILE)), file: None }
     }
 
-    /// Removes the episodes of earlier processes that this process plays again, since it continues after step `done`.
-    /// These are all episodes of later steps, and the episodes of the validation after step `done`, unless that
-    /// validation was completed (`is_validated`).
-    pub fn begin(&mut self, done: u64, is_validated: bool) -> Result<()> {
+    /// Removes the episodes of earlier processes that this process plays again, since it continues after step
+    /// `last_step`. These are all episodes of later steps, and the episodes of the validation after `last_step`, unless
+    /// that validation was completed (`is_last_step_validated`).
+    pub fn begin(&mut self, last_step: u64, is_last_step_validated: bool) -> Result<()> {
         let Some(path) = self.path.as_ref().filter(|path| path.is_file()) else { return Ok(()) };
         let text = files::read_text(path, u64::MAX).map_err(Error::file("read", path))?;
         let is_kept = |line: &&str| -> bool {
@@ -42,7 +44,7 @@ impl Trajectories {
             let is_of_validation = episode["kind"] == "validation";
             let step = episode["step"].as_u64().unwrap_or(u64::MAX);
             // A run that starts from step 0 keeps nothing, since it validates again.
-            done > 0 && (step < done || (step == done && (is_validated || !is_of_validation)))
+            last_step > 0 && (step < last_step || (step == last_step && (is_last_step_validated || !is_of_validation)))
         };
         let kept: String = text.lines().filter(is_kept).map(|line| format!("{line}\n")).collect();
         write_atomically(path, kept.as_bytes())
@@ -56,12 +58,12 @@ impl Trajectories {
         let Some(path) = &self.path else { return Ok(()) };
         let file = match &mut self.file {
             Some(file) => file,
-            none => {
+            no_file => {
                 let opened = OpenOptions::new().create(true).append(true).open(path);
-                none.insert(opened.map_err(Error::file("open", path))?)
+                no_file.insert(opened.map_err(Error::file("open", path))?)
             }
         };
-        let lines: String = records.iter().map(|r| format!("{r}\n")).collect();
+        let lines: String = records.iter().map(|record| format!("{record}\n")).collect();
         file.write_all(lines.as_bytes()).map_err(Error::file("write", path))
     }
 }

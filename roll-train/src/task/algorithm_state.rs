@@ -4,37 +4,37 @@ use roll_core::{Algorithm, Error, Result, StateDict, Tensor};
 
 use super::TaskState;
 
-/// The state of `algorithm`. All ranks must call it; only a rank that `saves` returns tensors.
-pub fn state(algorithm: &dyn Algorithm, saves: bool) -> Result<TaskState> {
-    // The names of the tensors follow from this state.
+/// The state of `algorithm`. All ranks must call it; only the rank with `is_writer` gets tensors.
+pub fn state(algorithm: &dyn Algorithm, is_writer: bool) -> Result<TaskState> {
     let facts = algorithm.state();
-    let tensors = if saves { algorithm.tensors()? } else { StateDict::new() };
+    let tensors = if is_writer { algorithm.tensors()? } else { StateDict::new() };
     Ok(TaskState { facts, tensors, ..TaskState::default() })
 }
 
 /// Returns a saved state to `algorithm`. Fails, and loads no tensor, if the tensors are not the ones that it keeps.
 pub fn restore(algorithm: &mut dyn Algorithm, saved: &TaskState) -> Result<()> {
+    // Comes first, because the names of the algorithm's tensors follow from this state.
     algorithm.load_state(&saved.facts)?;
-    compare(&algorithm.tensors()?, &saved.tensors).map_err(|problem| Error::bad_file(&saved.origin, problem))?;
+    check_tensors(&algorithm.tensors()?, &saved.tensors).map_err(|problem| Error::bad_file(&saved.origin, problem))?;
     match saved.tensors.is_empty() {
         true => Ok(()),
         false => algorithm.load_tensors(&saved.tensors),
     }
 }
 
-/// The first difference between names, shapes and dtypes, in words.
-fn compare(expected: &StateDict, saved: &StateDict) -> std::result::Result<(), String> {
+/// Fails with the first difference between names, shapes and dtypes, in words.
+fn check_tensors(expected: &StateDict, saved: &StateDict) -> std::result::Result<(), String> {
     const REMEDY: &str = "go on with the algorithm, the options and the model that it was written with";
     for (name, tensor) in expected {
         let Some(found) = saved.get(name) else {
             return Err(format!("the algorithm's tensor `{name}` is not in the checkpoint: {REMEDY}"));
         };
-        let form = |of: &Tensor| (of.shape().to_vec(), of.dtype());
-        if form(found) != form(tensor) {
-            let ((shape, dtype), (has, of)) = (form(tensor), form(found));
+        let form = |tensor: &Tensor| format!("{:?} of shape {:?}", tensor.dtype(), tensor.shape());
+        if (found.shape(), found.dtype()) != (tensor.shape(), tensor.dtype()) {
             return Err(format!(
-                "the algorithm's tensor `{name}`: expected {dtype:?} of shape {shape:?}, found {of:?} of shape \
-                 {has:?}; {REMEDY}"
+                "the algorithm's tensor `{name}`: expected {}, found {}; {REMEDY}",
+                form(tensor),
+                form(found)
             ));
         }
     }

@@ -37,38 +37,39 @@ pub trait Task: Send {
     /// The facts of the task, which do not change during a run.
     fn facts(&self) -> &TaskFacts;
 
-    /// Lines of the overview at the start of a run: subject and text. `going_on` is the end of the line on steps.
-    fn overview(&self, config: &RunConfig, going_on: &str) -> Vec<(&'static str, String)>;
+    /// Lines of the overview at the start of a run: subject and text. `steps_suffix` is the end of the line on steps,
+    /// such as ", 3 done".
+    fn overview(&self, config: &RunConfig, steps_suffix: &str) -> Vec<(&'static str, String)>;
 
-    /// One optimizer update. The trainer leaves the samples and the reward of the context to the task.
+    /// Takes one optimizer step. The trainer leaves the samples and the reward of the context to the task.
     fn step(&mut self, context: &mut StepContext<'_>) -> Result<StepReport>;
 
-    /// Measures the model between steps, apart from what the record has of this step already; returns the metrics. The
-    /// model has the averaged parameters meanwhile, if there are any. All ranks must call it.
+    /// Measures the model between steps, and returns the metrics. Measurements of this step that the record has already
+    /// are not repeated. The model has the averaged parameters meanwhile, if there are any. All ranks must call it.
     fn measure(&mut self, context: &mut TaskContext<'_>) -> Result<BTreeMap<String, f64>>;
 
-    /// The reason to end the run before its last step, after `step` steps. It depends on the record alone, so that all
+    /// The reason to end the run now, after `step` steps, if there is one. It depends on the record alone, so that all
     /// ranks agree, and a run that was killed and resumed ends where it would have ended.
     fn stop_reason(&self, _record: &Record, _step: u64) -> Option<String> {
         None
     }
 
-    /// Completes the measurements after the last step; `is_early`: [`Task::stop_reason`] ended the run.
+    /// Completes the measurements after the last step. `is_early` is true if [`Task::stop_reason`] ended the run.
     fn end(&mut self, _context: &mut TaskContext<'_>, _is_early: bool) -> Result<()> {
         Ok(())
     }
 
-    /// Writes the task's own results to the directory of a run that is done. Only rank 0 has one.
+    /// Writes the task's own results to the directory of a run that is done. `dir` is `None` on all ranks but 0.
     fn results(&self, _dir: Option<&RunDir>, _record: &Record) -> Result<TaskResults> {
         Ok(TaskResults::default())
     }
 
-    /// State that a resume needs beyond parameters and optimizer. All ranks must call it; the state of the rank that
-    /// `saves` is written, other ranks leave out the tensors.
-    fn state(&self, saves: bool) -> Result<TaskState>;
+    /// State that a resume needs besides parameters and optimizer. All ranks must call it. Only the state of the rank
+    /// with `is_writer` is written; other ranks leave out the tensors.
+    fn state(&self, is_writer: bool) -> Result<TaskState>;
 
-    /// Restores [`Task::state`], after parameters and optimizer. Fails, and takes no tensor, if the tensors are not the
-    /// tensors that the task keeps.
+    /// Restores [`Task::state`], after parameters and optimizer. Fails, and takes no tensor, if names, shapes or dtypes
+    /// of the tensors are not those that the task keeps.
     fn restore(&mut self, state: &TaskState) -> Result<()>;
 }
 
@@ -113,12 +114,13 @@ pub struct TaskContext<'a> {
     pub bar: &'a StoppableBar,
 }
 
-/// Lines of the overview that name the rewards, `more` after them, and the environment.
-pub fn component_lines(config: &RunConfig, more: &str) -> Vec<(&'static str, String)> {
+/// Lines of the overview that name the rewards and the environment. The names of the rewards are followed by
+/// `reward_suffix`.
+pub fn component_lines(config: &RunConfig, reward_suffix: &str) -> Vec<(&'static str, String)> {
     let mut lines = Vec::new();
     if !config.reward.is_empty() {
         let rewards: Vec<String> = config.reward.iter().map(|reward| format!("`{}`", reward.name)).collect();
-        lines.push(("reward", format!("{}{more}", rewards.join(" + "))));
+        lines.push(("reward", format!("{}{reward_suffix}", rewards.join(" + "))));
     }
     if let Some(env) = &config.env {
         lines.push(("environment", format!("`{}`", env.name)));
@@ -129,7 +131,7 @@ pub fn component_lines(config: &RunConfig, more: &str) -> Vec<(&'static str, Str
 /// State of a task in a checkpoint.
 #[derive(Debug, Default)]
 pub struct TaskState {
-    /// As JSON; null without state.
+    /// The part of the state that is JSON; `null` if the task has no such state.
     pub facts: serde_json::Value,
     /// Tensors by name, such as an older policy.
     pub tensors: StateDict,

@@ -13,11 +13,11 @@ pub struct Opening<'a> {
     pub loaded: &'a LoadedConfig,
     /// The components that can be made.
     pub registry: &'a Registry,
-    /// The context in which they are made.
+    /// The context in which components are made.
     pub context: &'a BuildContext,
     /// Whether the backend has its device. Without it, components that open the device would report its error again.
     pub has_device: bool,
-    /// Whether the model is opened. It is not if its files would have to be downloaded first.
+    /// Whether the model is opened. A check does not open a model whose files would have to be downloaded first.
     pub has_model: bool,
 }
 
@@ -25,7 +25,7 @@ pub struct Opening<'a> {
 pub struct OpenedAlgorithm<A: ?Sized> {
     /// The algorithm.
     pub algorithm: Box<A>,
-    /// Whether it can be checked: it has the environments and the reward that are configured.
+    /// Whether the algorithm can be checked: whether the configured environments and rewards could be opened.
     pub can_check: bool,
 }
 
@@ -38,7 +38,7 @@ pub struct Network {
 }
 
 impl Opening<'_> {
-    /// Opens the strategy, and the model placed as the strategy wants it.
+    /// Opens the strategy, and the model with its weights where the strategy places them.
     pub fn network(&self, found: &mut Findings) -> Option<Network> {
         if !self.has_device || !self.has_model {
             return None;
@@ -46,7 +46,8 @@ impl Opening<'_> {
         found.open("model", || open_network(&self.loaded.config, self.registry, self.context))
     }
 
-    /// The number of optimizer steps. `steps_of_data`: the number of steps that all epochs of the data take.
+    /// The number of optimizer steps. `steps_of_data` is the number of steps that all epochs of the data take; `None`
+    /// for data without an end.
     pub fn steps(&self, steps_of_data: Option<u64>, found: &mut Findings) -> Option<u64> {
         let config = &self.loaded.config;
         let steps = found.open("run", || resolved_steps(config, steps_of_data))?;
@@ -56,8 +57,8 @@ impl Opening<'_> {
 }
 
 impl Network {
-    /// Checks that the parts work together, unless a part could not be opened ([`OpenedAlgorithm`] describes
-    /// `can_check`). Then attaches the model to the strategy.
+    /// Checks that the algorithm works with model and reward, unless [`OpenedAlgorithm::can_check`] is false. Then
+    /// attaches the model to the strategy.
     pub fn connect(
         &mut self,
         algorithm: &mut dyn Algorithm,
@@ -79,20 +80,21 @@ impl Network {
     }
 }
 
+/// Attaches the model to the strategy, with the optimizer of the configuration.
 fn attach(strategy: &mut dyn Strategy, model: &mut dyn Model, config: &RunConfig, found: &mut Findings) {
     found.open("run", || strategy.attach(model, &config.training.optimizer()));
 }
 
-/// The strategy, and the model placed as the strategy wants it. Fails if they do not work together.
+/// The strategy, and the model with its weights where the strategy places them. Fails if they do not work together.
 fn open_network(config: &RunConfig, registry: &Registry, context: &BuildContext) -> Result<Network> {
     let strategy = registry.strategy(&config.strategy.name, &config.strategy.options, context)?;
     check_all_ranks_train(&config.strategy.name, strategy.as_ref(), context.ranks.as_ref(), registry)?;
     let (placement, token_ranks) = (strategy.weight_placement(), strategy.ranks().tokens.clone());
     let recorded_passes = registry.passes(&config.algo.name, &config.algo.options).ok().map(|passes| passes.held());
-    let placed = BuildContext { placement, token_ranks, recorded_passes, ..context.clone() };
-    let model = registry.model(&config.model.name, &config.model.options, &placed)?;
-    if let Some(tokens) = &placed.token_ranks {
-        check_token_ranks(&config.model.name, model.as_ref(), tokens.world_size())?;
+    let model_context = BuildContext { placement, token_ranks, recorded_passes, ..context.clone() };
+    let model = registry.model(&config.model.name, &config.model.options, &model_context)?;
+    if let Some(token_ranks) = &model_context.token_ranks {
+        check_token_ranks(&config.model.name, model.as_ref(), token_ranks.world_size())?;
     }
     if strategy.weight_placement().is_some() && model.distribution().weights.is_none() {
         tracing::warn!(
@@ -129,12 +131,14 @@ fn check_all_ranks_train(
     if all == known {
         return Ok(());
     }
-    let on_all = |name: &str| registry.division(name, &Default::default()).is_ok_and(|division| division.all_ranks);
-    let strategies = registry.entries().iter().filter(|r| r.factory.kind() == Kind::Strategy).map(|r| r.name);
-    let others: Vec<String> = strategies.filter(|name| on_all(name)).map(|name| format!("`{name}`")).collect();
+    let trains_on_all =
+        |name: &str| registry.division(name, &Default::default()).is_ok_and(|division| division.all_ranks);
+    let strategies = registry.entries().iter().filter(|entry| entry.factory.kind() == Kind::Strategy);
+    let names = strategies.map(|entry| entry.name).filter(|name| trains_on_all(name));
+    let remedies: Vec<String> = names.map(|name| format!("`{name}`")).collect();
     let problem = format!(
         "the job has {all} processes, and the strategy `{name}` trains on {known}; these train on all: {}",
-        others.join(", ")
+        remedies.join(", ")
     );
     Err(Error::config("strategy.name", problem))
 }

@@ -1,7 +1,7 @@
 //! Partial results of measurements on disk: a process that continues a run does not compute them again.
 //!
-//! `evaluations/step-000050/NAME.json` holds a result. Results of other parameters, options or data have another key and
-//! are computed again.
+//! `evaluations/step-000050/NAME.json` holds a result. Results of other parameters, options or data have another key
+//! and are computed again.
 
 use std::path::{Path, PathBuf};
 
@@ -16,67 +16,69 @@ use crate::config::RunConfig;
 use crate::parameters::for_each_part;
 use crate::run_dir::RunDir;
 
-/// Parameters are read in parts of at most about this many values.
-const PART: usize = 1 << 24;
+/// Number of values in a part in which parameters are read. A larger tensor is one part.
+const VALUES_OF_PART: usize = 1 << 24;
 
 /// The results of one step that are on disk.
 pub struct PartialResults<'a> {
     dir: &'a RunDir,
     step: u64,
+    /// See [`key`].
     key: String,
 }
 
-/// A result, and the key of all that it depends on.
+/// The contents of a file: a result, and a hash of all that it depends on.
 #[derive(Serialize, Deserialize)]
 struct KeyedResult<T> {
     key: String,
     result: T,
 }
 
-/// Everything that results depend on: the parameters, and the settings of all parts. All ranks must call it.
+/// A hash of everything that all results of a step depend on: the parameters, and the settings of all components. All
+/// ranks must call it.
 pub fn key(config: &RunConfig, checks: &[&RewardComponent], model: &mut dyn Model) -> Result<String> {
-    let parts = (
+    let settings = (
         (config.seed, config.noise_seed, &config.backend),
         (&config.algo, &config.model, &config.reward, &config.env),
         checks,
     );
     let mut settings =
-        serde_json::to_value(parts).map_err(Error::failed("the configuration cannot be written as JSON"))?;
+        serde_json::to_value(settings).map_err(Error::failed("the configuration cannot be written as JSON"))?;
     // The order in which options were set does not matter.
     settings.sort_all_objects();
-    let key = Fingerprint::new("evaluation, checks apart")
+    let mut fingerprint = Fingerprint::new("evaluation, checks apart")
         .text("version", env!("CARGO_PKG_VERSION"))
         .text("settings", settings);
-    let mut fingerprint = Some(key);
-    for_each_part(model, PART, |values| fingerprint = fingerprint.take().map(|key| key.f32s("parameters", values)))?;
-    Ok(fingerprint.map(Fingerprint::finish).unwrap_or_default())
+    for_each_part(model, VALUES_OF_PART, |values| fingerprint = fingerprint.clone().f32s("parameters", values))?;
+    Ok(fingerprint.finish())
 }
 
-/// Deletes the files of the steps up to `step`: a checkpoint has their contents.
-pub fn remove_up_to(dir: &RunDir, step: u64) -> Result<()> {
+/// Deletes the results of the steps up to `last_step`, because a checkpoint has them.
+pub fn remove_up_to(dir: &RunDir, last_step: u64) -> Result<()> {
     let Ok(entries) = std::fs::read_dir(dir.evaluations()) else { return Ok(()) };
     for path in entries.flatten().map(|entry| entry.path()) {
-        let of_step = path.file_name().and_then(|name| parse_step_name(name.to_str()?));
-        if of_step.is_some_and(|of_step| of_step <= step) {
+        let step = path.file_name().and_then(|name| parse_step_name(name.to_str()?));
+        if step.is_some_and(|step| step <= last_step) {
             std::fs::remove_dir_all(&path).map_err(Error::file("delete", path))?;
         }
     }
-    let _ = std::fs::remove_dir(dir.evaluations()); // goes when it is empty
+    // Fails if results of later steps are left.
+    let _ = std::fs::remove_dir(dir.evaluations());
     Ok(())
 }
 
 impl<'a> PartialResults<'a> {
-    /// The results of `step` that depend on `key`.
+    /// The results of `step` whose common dependencies have the hash `key`.
     pub fn new(dir: &'a RunDir, step: u64, key: String) -> Self {
         Self { dir, step, key }
     }
 
-    /// The key of all that every result of the step depends on.
+    /// The hash of all that every result of the step depends on.
     pub fn key(&self) -> &str {
         &self.key
     }
 
-    /// The result `name`; `None` if it is missing, has another key or cannot be read.
+    /// The result `name`, which depends on `key`; `None` if it is missing, has another key or cannot be read.
     pub fn read<T: DeserializeOwned>(&self, name: &str, key: &str) -> Option<T> {
         let bytes = files::read(&self.path(name), files::MAX_TEXT).ok()?;
         let file: KeyedResult<T> = serde_json::from_slice(&bytes).ok()?;
@@ -93,6 +95,7 @@ impl<'a> PartialResults<'a> {
         write_atomically(&path, &json)
     }
 
+    /// The file of the result `name`.
     fn path(&self, name: &str) -> PathBuf {
         self.dir.evaluations().join(step_name(self.step)).join(format!("{name}.json"))
     }

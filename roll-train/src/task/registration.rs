@@ -7,8 +7,8 @@ use crate::config::RunConfig;
 use crate::findings::{Findings, Listing};
 use crate::rewards::TrainedReward;
 
-/// A kind of task, by where its samples come from. It is part of every program in which it is submitted with
-/// `inventory::submit!`.
+/// A kind of task, by the origin of its samples. A crate submits it with `inventory::submit!`, and every program that
+/// links the crate has it.
 pub enum TaskType {
     /// A task of rows of clips and prompts.
     Clips(OpenTask<dyn ClipAlgorithm>),
@@ -16,10 +16,10 @@ pub enum TaskType {
     Own(OpenTask<dyn OwnDataAlgorithm>),
 }
 
-/// How a task of algorithms `A` is opened.
+/// The functions that open a task of algorithms of the trait `A`.
 pub struct OpenTask<A: ?Sized + 'static> {
-    /// Opens the parts of a run and its network, in the order in which mistakes are cheap to find. `None` after a problem
-    /// that leaves nothing to look at.
+    /// Opens the parts of a run and its network, in the order in which mistakes are cheap to find. Returns `None` in
+    /// place of parts or network after a problem that prevents their use.
     pub open: fn(
         &Opening<'_>,
         OpenedAlgorithm<A>,
@@ -33,6 +33,7 @@ pub struct OpenTask<A: ?Sized + 'static> {
 inventory::collect!(TaskType);
 
 impl TaskType {
+    /// The tasks of this program.
     pub(crate) fn all() -> impl Iterator<Item = &'static Self> {
         inventory::iter::<Self>.into_iter()
     }
@@ -55,6 +56,7 @@ impl TaskType {
         task.ok_or_else(|| no_task(name, "data of its own"))
     }
 
+    /// As [`OpenTask::check_sections`].
     pub(crate) fn check_sections(&self, opening: &Opening<'_>, network: Option<&mut Network>, found: &mut Findings) {
         match self {
             Self::Clips(task) => (task.check_sections)(opening, network, found),
@@ -63,6 +65,7 @@ impl TaskType {
     }
 }
 
+/// The error for an algorithm whose kind of task is not linked.
 fn no_task(algorithm: &str, samples: &str) -> Error {
     Error::Unsupported(format!(
         "`{algorithm}` trains on {samples}, and no crate of this program has a task for that: link one, such as `use \
@@ -78,8 +81,14 @@ pub trait OpenedTask: Send {
     /// The task of a run; `None` if a part could not be opened.
     fn into_task(self: Box<Self>) -> Option<Box<dyn Task>>;
 
-    /// Looks closer at data, rewards and evaluated samples than a run does before its first step, for `roll check`.
-    /// `references`: at most this many samples are prepared as references of the reward. `grad`: whether the run
+    /// Looks closer at data, rewards and evaluated samples than a run does before its first step, for `roll check`. At
+    /// most `max_references` samples are prepared as references of the reward. `grad` says whether the run
     /// differentiates the reward. Returns height and width of the largest video that is trained on, if there are any.
-    fn look(&mut self, config: &RunConfig, references: usize, grad: Grad, found: &mut Listing) -> Option<[usize; 2]>;
+    fn look(
+        &mut self,
+        config: &RunConfig,
+        max_references: usize,
+        grad: Grad,
+        found: &mut Listing,
+    ) -> Option<[usize; 2]>;
 }

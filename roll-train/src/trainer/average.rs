@@ -33,38 +33,41 @@ impl Trainer {
     /// Restores the average from the adapters in `averaged/` of a checkpoint. This leaves the averaged parameters in
     /// the model, so the trained ones must be restored afterwards.
     pub(super) fn restore_average(&mut self, from: &Checkpoint) -> Result<()> {
-        let adapters = adapters(from, Some(AVERAGED))?;
-        let problem = match (&mut self.average, adapters.is_empty()) {
-            (None, true) => return Ok(()),
-            (Some(average), false) => {
-                self.model.import_adapter(&adapters)?;
+        let averaged = adapters(from, Some(AVERAGED))?;
+        let problem = match &mut self.average {
+            None if averaged.is_empty() => return Ok(()),
+            None => "has an average of the parameters: go on with the value that `training.average` had",
+            Some(_) if averaged.is_empty() => "has no average of the parameters: go on with `training.average: 0`",
+            Some(average) => {
+                self.model.import_adapter(&averaged)?;
                 return self.model.read_parameters(average);
             }
-            (None, false) => "has an average of the parameters: go on with the value that `training.average` had",
-            (Some(_), true) => "has no average of the parameters: go on with `training.average: 0`",
         };
         Err(Error::bad_file(from.path(), format!("the checkpoint {problem}")))
     }
 }
 
-/// The weight of the old average after step `n`, counted from 1: `min((1 + n) / (10 + n), most)`, as in DiffusionNFT
-/// (arXiv:2509.16117).
-pub fn decay(n: u64, most: f64) -> f64 {
-    (n.saturating_add(1) as f64 / n.saturating_add(10) as f64).min(most)
+/// The weight of the old average after a step, counted from 1: `min((1 + step) / (10 + step), max_decay)`, as in
+/// DiffusionNFT (arXiv:2509.16117).
+pub fn decay(step: u64, max_decay: f64) -> f64 {
+    (step.saturating_add(1) as f64 / step.saturating_add(10) as f64).min(max_decay)
 }
 
 /// The adapters in a directory of a checkpoint, by name. `None` is the checkpoint's own directory.
 pub(super) fn adapters(checkpoint: &Checkpoint, directory: Option<&str>) -> Result<BTreeMap<String, StateDict>> {
-    let files = checkpoint.manifest().files.keys();
-    let in_directory = files.filter_map(|file| match (file.rsplit_once('/'), directory) {
-        (None, None) => Some((file, file.as_str())),
-        (Some((parent, name)), Some(directory)) if parent == directory => Some((file, name)),
-        _ => None,
-    });
-    let adapters = in_directory.filter_map(|(file, name)| Some((file, name.strip_suffix(".safetensors")?)));
-    adapters
-        .map(|(file, name)| Ok((name.to_string(), roll_weights::Checkpoint::open(checkpoint.file(file)?)?.all()?)))
-        .collect()
+    let mut adapters = BTreeMap::new();
+    for file in checkpoint.manifest().files.keys() {
+        let (parent, file_name) = match file.rsplit_once('/') {
+            Some((parent, file_name)) => (Some(parent), file_name),
+            None => (None, file.as_str()),
+        };
+        if let Some(name) = file_name.strip_suffix(".safetensors")
+            && parent == directory
+        {
+            adapters.insert(name.to_string(), roll_weights::Checkpoint::open(checkpoint.file(file)?)?.all()?);
+        }
+    }
+    Ok(adapters)
 }
 
 #[cfg(test)]

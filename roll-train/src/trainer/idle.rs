@@ -11,24 +11,24 @@ use crate::results::record::Record;
 /// Most reasons in the message; the most frequent ones are listed.
 const MAX_REASONS: usize = 5;
 
-/// Factor on the limit in two cases: once something was trained, since bad samples may come in a row; and if the
-/// algorithm brings its own data, since the first episodes of an agent may all fail.
+/// Factor on `training.max_skipped_steps` in two cases: once something was trained, since bad samples may come in a
+/// row; and if the algorithm brings its own data, since the first episodes of an agent may all fail.
 const PATIENCE: u64 = 10;
 
 /// The progress of a run, and the settings that the check depends on.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct RunProgress {
     /// Steps that are done.
-    pub(super) done: u64,
+    pub(super) steps_done: u64,
     /// Steps of the whole run.
     pub(super) steps: u64,
     /// Samples of a step over all ranks; 0 if the algorithm brings its own data.
-    pub(super) batch: u64,
-    /// `training.max_skipped_steps`.
-    pub(super) limit: u64,
+    pub(super) samples_per_step: u64,
+    /// `training.max_skipped_steps`; 0 turns the check off.
+    pub(super) max_idle_steps: u64,
     /// Whether the learning rate was 0 in every step that is done, although the base rate is not 0. A warm-up begins
     /// so.
-    pub(super) warms_up: bool,
+    pub(super) is_warming_up: bool,
     /// As [`crate::task::TaskFacts::idle_hint`].
     pub(super) hint: &'static str,
 }
@@ -36,34 +36,44 @@ pub(super) struct RunProgress {
 /// Fails after too many idle steps in a row. The result depends only on the record and the schedule, so that all ranks
 /// agree, and a resumed run agrees with one that never stopped.
 pub(super) fn check(record: &Record, progress: RunProgress) -> Result<()> {
-    let RunProgress { done, steps, batch, limit, warms_up, hint } = progress;
-    let idle = record.idle_steps;
-    if limit == 0 || done == 0 || idle == 0 {
+    let RunProgress { steps_done, steps, samples_per_step, max_idle_steps, is_warming_up, .. } = progress;
+    let idle_steps = record.idle_steps;
+    if max_idle_steps == 0 || steps_done == 0 || idle_steps == 0 {
         return Ok(());
     }
-    let never_trained = idle >= done;
-    let every_update_was_left_out = record.skipped_updates >= done;
-    // The steps of a warm-up train nothing, which is not a mistake: people try a configuration with `--steps 1`.
-    if warms_up && !every_update_was_left_out {
+    let never_trained = idle_steps >= steps_done;
+    let every_update_was_left_out = record.skipped_updates >= steps_done;
+    // A warm-up may begin with steps that train nothing. That is not a mistake: people try a configuration with
+    // `--steps 1`.
+    if is_warming_up && !every_update_was_left_out {
         return Ok(());
     }
-    let is_impatient = never_trained && (batch > 0 || every_update_was_left_out);
-    let max_idle = if is_impatient { limit } else { limit.saturating_mul(PATIENCE) };
-    let ends_untrained = never_trained && done >= steps;
-    if idle < max_idle && !ends_untrained {
+    let is_impatient = never_trained && (samples_per_step > 0 || every_update_was_left_out);
+    let limit = if is_impatient { max_idle_steps } else { max_idle_steps.saturating_mul(PATIENCE) };
+    let ends_untrained = never_trained && steps_done >= steps;
+    if idle_steps < limit && !ends_untrained {
         return Ok(());
     }
+    Err(nothing_is_trained(record, progress))
+}
+
+/// The error for a run whose last [`Record::idle_steps`] trained nothing: what happened in these steps, and why.
+fn nothing_is_trained(record: &Record, progress: RunProgress) -> Error {
+    let RunProgress { steps_done, samples_per_step, hint, .. } = progress;
+    let idle_steps = record.idle_steps;
+    let never_trained = idle_steps >= steps_done;
+    let every_update_was_left_out = record.skipped_updates >= steps_done;
     let which = match never_trained {
-        true if idle == 1 => "the first step".to_string(),
-        true => format!("the first {}", counted(idle, "step")),
-        false => format!("the last {}, after step {}", counted(idle, "step"), done - idle),
+        true if idle_steps == 1 => "the first step".to_string(),
+        true => format!("the first {}", counted(idle_steps, "step")),
+        false => format!("the last {}, after step {}", counted(idle_steps, "step"), steps_done - idle_steps),
     };
     // Samples that were left out in steps, and not in the evaluation before training.
     let skipped_before_training = record.skipped.iter().filter(|skipped| skipped.step == 0).count() as u64;
     let skipped = record.skipped_samples.saturating_sub(skipped_before_training);
-    let (what, why) = if every_update_was_left_out && batch > 0 && skipped >= done * batch {
+    let (what, why) = if every_update_was_left_out && samples_per_step > 0 && skipped >= steps_done * samples_per_step {
         (format!("all {skipped} samples of {which} were left out"), reasons(record))
-    } else if every_update_was_left_out || (!never_trained && record.skipped_updates >= idle) {
+    } else if every_update_was_left_out || (!never_trained && record.skipped_updates >= idle_steps) {
         let mut why = "values were not finite, or no sample could be trained on; the warnings above say which".into();
         if skipped > 0 {
             why = format!("{why}. Samples: {}", reasons(record));
@@ -75,26 +85,29 @@ pub(super) fn check(record: &Record, progress: RunProgress) -> Result<()> {
         (format!("no parameter changed in {which}"), format!("{why}{hint}"))
     };
     let why = format!("{why}. `training.max_skipped_steps: 0` continues anyway");
-    Err(Error::failed(format!("nothing is trained: {what}"))(why))
+    Error::failed(format!("nothing is trained: {what}"))(why)
 }
 
 /// The message at the end of a run that changed nothing because it ended at the beginning of its warm-up.
 pub(super) fn warmup_note(progress: RunProgress) -> Option<&'static str> {
-    (progress.warms_up && progress.done >= progress.steps).then_some(
+    (progress.is_warming_up && progress.steps_done >= progress.steps).then_some(
         "nothing was trained yet: the learning rate of the first step is 0, where the warm-up begins \
          (`training.warmup_steps`). Everything worked; take more steps, or set `training.warmup_steps=0`",
     )
 }
 
-/// The most frequent reasons for which samples were left out, each with its first sample.
+/// The most frequent reasons for which samples were left out since the first step, each with its first sample.
 fn reasons(record: &Record) -> String {
-    let mut reasons: Vec<_> = record.skip_reasons(1).into_iter().collect();
+    let first_step = 1;
+    let mut reasons: Vec<_> = record.skip_reasons(first_step).into_iter().collect();
     reasons.sort_by_key(|(_, (count, _))| std::cmp::Reverse(*count));
-    let more = reasons.len().saturating_sub(MAX_REASONS);
     let listed = reasons.iter().take(MAX_REASONS);
     let listed = listed.map(|(reason, (count, sample))| format!("{count} x {reason} (as {sample})"));
-    let more = if more > 0 { format!("; and {more} other reasons") } else { String::new() };
-    listed.collect::<Vec<_>>().join("; ") + &more
+    let text = listed.collect::<Vec<_>>().join("; ");
+    match reasons.len().saturating_sub(MAX_REASONS) {
+        0 => text,
+        unlisted => format!("{text}; and {unlisted} other reasons"),
+    }
 }
 
 #[cfg(test)]
@@ -119,8 +132,9 @@ mod tests {
     }
 
     /// A run of 100 steps, stopped after 5.
-    fn progress(done: u64, batch: u64) -> RunProgress {
-        RunProgress { done, steps: 100, batch, limit: 5, warms_up: false, hint: "; a hint" }
+    fn progress(steps_done: u64, samples_per_step: u64) -> RunProgress {
+        let (steps, max_idle_steps) = (100, 5);
+        RunProgress { steps_done, steps, samples_per_step, max_idle_steps, is_warming_up: false, hint: "; a hint" }
     }
 
     fn message(record: &Record, progress: RunProgress) -> String {
@@ -158,7 +172,7 @@ mod tests {
         assert!(check(&record(4, 8, 4), progress(4, 2)).is_ok());
         assert!(check(&record(5, 9, 0), progress(5, 2)).is_ok());
         assert!(check(&record(60, 12, 49), progress(60, 2)).is_ok());
-        assert!(check(&record(5, 10, 5), RunProgress { limit: 0, ..progress(5, 2) }).is_ok());
+        assert!(check(&record(5, 10, 5), RunProgress { max_idle_steps: 0, ..progress(5, 2) }).is_ok());
     }
 
     #[test]
@@ -171,11 +185,11 @@ mod tests {
 
     #[test]
     fn a_run_of_one_warmup_step_succeeds_with_a_note() {
-        let one = RunProgress { steps: 1, warms_up: true, limit: 1, ..progress(1, 2) };
+        let one = RunProgress { steps: 1, is_warming_up: true, max_idle_steps: 1, ..progress(1, 2) };
         assert!(check(&Record { idle_steps: 1, ..Record::default() }, one).is_ok());
         assert!(warmup_note(one).is_some_and(|note| note.contains("`training.warmup_steps`")));
         assert_eq!(warmup_note(RunProgress { steps: 2, ..one }), None, "there is more to come");
-        assert_eq!(warmup_note(RunProgress { warms_up: false, ..one }), None);
+        assert_eq!(warmup_note(RunProgress { is_warming_up: false, ..one }), None);
         assert!(message(&record(1, 2, 1), one).contains("all 2 samples"), "left out is left out");
     }
 }

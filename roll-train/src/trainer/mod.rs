@@ -53,7 +53,7 @@ pub struct Trainer {
     steps_done: u64,
     /// The course of the run so far, part of every checkpoint.
     record: Record,
-    /// Seconds of the earlier processes of this run.
+    /// Seconds of training by the earlier processes of this run.
     seconds_before: f64,
     /// The newest checkpoint that this process wrote or resumed from. Ranks that do not write have only the checkpoint
     /// that they resumed from.
@@ -61,7 +61,7 @@ pub struct Trainer {
     /// The step of the newest checkpoint. Every rank has it, because all ranks must agree whether to write a
     /// checkpoint.
     saved_step: Option<u64>,
-    /// [`BuildContext::run_dir`](roll_core::BuildContext::run_dir).
+    /// As [`BuildContext::run_dir`].
     run_dir: Arc<OnceLock<PathBuf>>,
     /// The reason in words, if the run ended before its last step.
     stopped: Option<String>,
@@ -86,8 +86,12 @@ impl Trainer {
     pub fn new(loaded: LoadedConfig, registry: &Registry, context: &BuildContext) -> Result<Self> {
         let (Network { model, strategy }, task) = open_run(&loaded, registry, context)?;
         let (config, steps) = (&loaded.config, task.facts().steps);
+        let average = match config.training.average > 0.0 {
+            true => Some(roll_core::flat::read(model.as_ref())?),
+            false => None,
+        };
         Ok(Self {
-            average: (config.training.average > 0.0).then(|| roll_core::flat::read(model.as_ref())).transpose()?,
+            average,
             noise: config.noise(),
             schedule: config.training.schedule(steps),
             loaded,
@@ -113,9 +117,9 @@ impl Trainer {
     /// checkpoint and ends with [`Error::Interrupted`].
     pub fn run(self, dir: Option<&RunDir>, session: &RunSession) -> Result<RunSummary> {
         let on_finish = OnFinish::new(&self.loaded.config.on_finish, dir.map(RunDir::path));
-        let (done, outcome) = self.run_to_end(dir, session);
+        let (steps_done, outcome) = self.run_to_end(dir, session);
         if let Some(on_finish) = on_finish {
-            on_finish.run(done, &outcome);
+            on_finish.run(steps_done, &outcome);
         }
         outcome
     }
@@ -132,30 +136,29 @@ impl Trainer {
             self.run_dir.get_or_init(|| dir.path().into());
             self.overview(dir).iter().for_each(|line| tracing::info!("{line}"));
         }
-        let trained = journal.begin(&self.loaded).and_then(|()| self.train(&mut journal, session, &bar, start));
+        let training = journal.begin(&self.loaded).and_then(|()| self.train(&mut journal, session, &bar, start));
         bar.finish();
         self.record.seconds = self.seconds_before + start.elapsed().as_secs_f64();
-        let outcome = match trained {
+        let steps_done = self.steps_done;
+        let outcome = match training {
+            Ok(()) => self.finish(dir),
             Err(error) if error.fault() == Fault::Interrupt => self.stop(&mut journal).and(Err(Error::Interrupted)),
             // A run that failed by a mistake of the user before its first step was done leaves no directory.
-            Err(error) => {
-                let discarded = match (dir, self.steps_done, error.fault()) {
-                    (Some(dir), 0, Fault::User) => dir.discard_beginning(),
-                    _ => Ok(()),
-                };
-                discarded.and(Err(error))
-            }
-            Ok(()) => return (self.steps_done, self.finish(dir)),
+            Err(error) => match dir {
+                Some(dir) if steps_done == 0 && error.fault() == Fault::User => dir.discard_beginning().and(Err(error)),
+                _ => Err(error),
+            },
         };
-        (self.steps_done, outcome)
+        (steps_done, outcome)
     }
 
-    /// The training loop: measures before training, takes the remaining steps, and ends the task.
+    /// The training loop: measures before training, takes the remaining steps, and ends the task. `start` is the time
+    /// at which this process began to train.
     fn train(&mut self, journal: &mut Journal, session: &RunSession, bar: &StoppableBar, start: Instant) -> Result<()> {
         if self.steps_done == 0 {
-            let begun = Instant::now();
+            let measure_start = Instant::now();
             self.with_average(|trainer| trainer.measure(journal, session, bar))?;
-            self.pace.add_evaluation(begun.elapsed().as_secs_f64());
+            self.pace.add_evaluation(measure_start.elapsed().as_secs_f64());
         }
         // A resumed run whose last step is saved but not logged: the earlier process was stopped during the evaluation
         // after it. The remaining work of that step is done now.
@@ -177,27 +180,7 @@ impl Trainer {
             if bar.is_asked_to_stop(self.strategy.ranks().all.as_ref())? {
                 return Err(Error::Interrupted);
             }
-            let begun = Instant::now();
-            let stepped = self.step(journal.dir.is_some() && self.wants_samples(), bar);
-            let mut report = self.checkpoint_on_error(stepped, journal)?;
-            self.steps_done += 1;
-            self.update_average()?;
-            self.record.seconds = self.seconds_before + start.elapsed().as_secs_f64();
-            let sums = ParameterSums::of(self.model.as_mut())?;
-            report.metrics.extend(sums.map(|sums| (parameters::NORM.to_string(), sums.norm())));
-            let max_grad_norm = self.loaded.config.training.max_grad_norm;
-            self.record.add_step(self.steps_done, &report, max_grad_norm, sums.map(|sums| sums.hash));
-            // Only the first call has an effect: it opens the metrics, and removes the metrics of steps that earlier
-            // processes did after their last checkpoint.
-            journal.open(&self.loaded, &self.record)?;
-            report.metrics.insert("time/total".into(), begun.elapsed().as_secs_f64());
-            journal.write_report(self.steps_done, &report)?;
-            let seconds = begun.elapsed().as_secs_f64();
-            self.complete(journal, session, bar, report.metrics)?;
-            bar.set(self.steps_done);
-            self.log_pace(seconds, journal);
-            let checked = self.check_idle();
-            self.checkpoint_on_error(checked, journal)?;
+            self.train_step(journal, session, bar, start)?;
         }
         // Checked here too, because a resumed run may have no step left. If it failed this check after its last step,
         // it must fail again.
@@ -210,6 +193,38 @@ impl Trainer {
         self.with_task(journal, session, bar, |task, context| task.end(context, is_early))
     }
 
+    /// Takes the next step, does the work that is due after it, and checks whether the run trains anything. `start` is
+    /// the time at which this process began to train.
+    fn train_step(
+        &mut self,
+        journal: &mut Journal,
+        session: &RunSession,
+        bar: &StoppableBar,
+        start: Instant,
+    ) -> Result<()> {
+        let step_start = Instant::now();
+        let report = self.step(journal.dir.is_some() && self.wants_samples(), bar);
+        let mut report = self.checkpoint_on_error(report, journal)?;
+        self.steps_done += 1;
+        self.update_average()?;
+        self.record.seconds = self.seconds_before + start.elapsed().as_secs_f64();
+        let sums = ParameterSums::of(self.model.as_mut())?;
+        report.metrics.extend(sums.map(|sums| (parameters::NORM.to_string(), sums.norm())));
+        let max_grad_norm = self.loaded.config.training.max_grad_norm;
+        self.record.add_step(self.steps_done, &report, max_grad_norm, sums.map(|sums| sums.hash));
+        // Only the first call has an effect: it opens the metrics, and removes the metrics of steps that earlier
+        // processes did after their last checkpoint.
+        journal.open(&self.loaded, &self.record)?;
+        report.metrics.insert("time/total".into(), step_start.elapsed().as_secs_f64());
+        journal.write_report(self.steps_done, &report)?;
+        let seconds = step_start.elapsed().as_secs_f64();
+        self.complete(journal, session, bar, report.metrics)?;
+        bar.set(self.steps_done);
+        self.log_pace(seconds, journal);
+        let idle_check = self.check_idle();
+        self.checkpoint_on_error(idle_check, journal)
+    }
+
     /// Writes a checkpoint with the measurements so far, for a run that ends early.
     fn end_early(&mut self, journal: &mut Journal) -> Result<()> {
         // The journal is not open yet if this process resumed a run that ends without a further step.
@@ -220,10 +235,10 @@ impl Trainer {
 
     /// Logs the remaining time, once this process has timed its first steps. `seconds` is the time of the last step.
     fn log_pace(&mut self, seconds: f64, journal: &Journal) {
-        let TaskFacts { measures, measured_every, .. } = *self.task.facts();
-        let evaluations =
-            if measures { pace::evaluations_left(self.steps_done, self.steps, measured_every) } else { 0 };
-        let message = self.pace.add_step(seconds, self.steps - self.steps_done, evaluations);
+        let TaskFacts { measures: has_evaluations, measured_every, .. } = *self.task.facts();
+        let evaluations_left =
+            if has_evaluations { pace::evaluations_left(self.steps_done, self.steps, measured_every) } else { 0 };
+        let message = self.pace.add_step(seconds, self.steps - self.steps_done, evaluations_left);
         let is_first_rank = journal.dir.is_some();
         if let Some(message) = message
             && is_first_rank
@@ -232,6 +247,7 @@ impl Trainer {
         }
     }
 
+    /// Fails if the run trains nothing, see [`idle::check`].
     fn check_idle(&self) -> Result<()> {
         idle::check(&self.record, self.training_progress())
     }
@@ -239,13 +255,14 @@ impl Trainer {
     /// The progress of the run, by which [`idle`] judges whether it trains.
     fn training_progress(&self) -> idle::RunProgress {
         let training = &self.loaded.config.training;
+        let had_no_rate = (0..self.steps_done).all(|step| self.schedule.at(step) == 0.0);
         idle::RunProgress {
-            done: self.steps_done,
+            steps_done: self.steps_done,
             steps: self.steps,
-            batch: self.task.facts().samples_per_step,
-            limit: training.max_skipped_steps,
+            samples_per_step: self.task.facts().samples_per_step,
+            max_idle_steps: training.max_skipped_steps,
             hint: self.task.facts().idle_hint,
-            warms_up: training.learning_rate > 0.0 && (0..self.steps_done).all(|step| self.schedule.at(step) == 0.0),
+            is_warming_up: training.learning_rate > 0.0 && had_no_rate,
         }
     }
 
@@ -260,14 +277,14 @@ impl Trainer {
         let mut has_measured = false;
         // Until the metrics are logged they are in the record, so that a process that resumes in between can log them.
         self.record.pending = Some(record::stored(&metrics));
-        for work in self.due() {
+        for work in self.due_work() {
             match work {
                 Work::Save => self.save(journal)?,
                 Work::Measure => {
-                    let measured = self.with_average(|trainer| trainer.measure(journal, session, bar));
-                    let measured = self.checkpoint_on_error(measured, journal)?;
-                    has_measured = !measured.is_empty();
-                    metrics.extend(measured);
+                    let measurements = self.with_average(|trainer| trainer.measure(journal, session, bar));
+                    let measurements = self.checkpoint_on_error(measurements, journal)?;
+                    has_measured = !measurements.is_empty();
+                    metrics.extend(measurements);
                 }
                 Work::Log { always } => {
                     self.record.pending = None;
@@ -286,22 +303,26 @@ impl Trainer {
     }
 
     /// The work that is due after step `steps_done`, in its order.
-    fn due(&self) -> Vec<Work> {
-        let config = &self.loaded.config;
-        let due = |every: u64| self.steps_done == self.steps || (every > 0 && self.steps_done.is_multiple_of(every));
-        let (measures, saves) = (due(self.task.facts().measured_every), due(config.save_steps));
-        let work = [
-            // The checkpoint comes before an evaluation. After a kill during the evaluation, the next process then
-            // repeats no step, and continues with the clips that are not evaluated yet.
-            (saves && measures && self.task.facts().measures, Work::Save),
-            (measures, Work::Measure),
-            (true, Work::Log { always: due(config.logging_steps) }),
-            // After an evaluation, the step has its checkpoint: this `Save` does nothing, and `Amend` adds the
-            // evaluation. Without an evaluation, this `Save` writes the checkpoint, and `Amend` has nothing to add.
-            (saves, Work::Save),
-            (saves, Work::Amend),
-        ];
-        work.into_iter().filter(|(is_due, _)| *is_due).map(|(_, work)| work).collect()
+    fn due_work(&self) -> Vec<Work> {
+        let (config, facts) = (&self.loaded.config, self.task.facts());
+        let is_due = |every: u64| self.steps_done == self.steps || (every > 0 && self.steps_done.is_multiple_of(every));
+        let (should_measure, should_save) = (is_due(facts.measured_every), is_due(config.save_steps));
+        let mut work = Vec::new();
+        // The checkpoint comes before an evaluation. After a kill during the evaluation, the next process then repeats
+        // no step, and continues with the clips that are not evaluated yet.
+        if should_save && should_measure && facts.measures {
+            work.push(Work::Save);
+        }
+        if should_measure {
+            work.push(Work::Measure);
+        }
+        work.push(Work::Log { always: is_due(config.logging_steps) });
+        // After an evaluation, the step has its checkpoint: this `Save` does nothing, and `Amend` adds the evaluation.
+        // Without an evaluation, this `Save` writes the checkpoint, and `Amend` has nothing to add.
+        if should_save {
+            work.extend([Work::Save, Work::Amend]);
+        }
+        work
     }
 
     /// Lets the task measure, and returns the metrics.
@@ -339,8 +360,8 @@ impl Trainer {
     /// Whether the next step writes sample videos: the first step, every `sample_steps`-th one, and the last.
     fn wants_samples(&self) -> bool {
         let every = self.loaded.config.sample_steps;
-        let next = self.steps_done + 1;
-        every > 0 && (next.is_multiple_of(every) || next == self.steps || self.steps_done == 0)
+        let next_step = self.steps_done + 1;
+        every > 0 && (next_step.is_multiple_of(every) || next_step == self.steps || next_step == 1)
     }
 
     /// Whether the run may stop within a step. Several ranks must all stop at the same point, and so between steps.

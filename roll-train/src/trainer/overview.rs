@@ -18,12 +18,12 @@ impl Trainer {
         let (algorithm, model) = (&config.algo.name, &config.model.name);
         add("training", format!("{parameters} parameters of `{model}` by `{algorithm}`, on {}{ranks}", config.backend));
         add("", config.training.rate_in_words());
-        let resumed = match self.steps_done {
+        let steps_suffix = match self.steps_done {
             0 => String::new(),
             done if done >= self.steps => ", all done; raise `steps` to train further".into(),
             done => format!(", {done} done"),
         };
-        for (subject, text) in self.task.overview(config, &resumed) {
+        for (subject, text) in self.task.overview(config, &steps_suffix) {
             add(subject, text);
         }
         let saves = match config.save_steps {

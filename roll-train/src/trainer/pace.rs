@@ -4,7 +4,7 @@ use crate::progress::{counted, duration};
 
 /// Number of steps of this process after which the remaining time is estimated. The first step does not count, because
 /// it also encodes prompts and clips, and fills caches.
-const STEPS: usize = 3;
+const TIMED_STEPS: usize = 3;
 
 /// The durations that the estimate is computed from.
 #[derive(Default)]
@@ -21,23 +21,25 @@ impl Pace {
         self.evaluation.get_or_insert(seconds);
     }
 
-    /// Adds the duration of a step. Returns the message about the remaining time once, after [`STEPS`] steps.
+    /// Adds the duration of a step. Returns the message about the remaining time once, after [`TIMED_STEPS`] steps.
     pub(super) fn add_step(&mut self, seconds: f64, steps_left: u64, evaluations_left: u64) -> Option<String> {
-        if self.steps.len() == STEPS {
+        if self.steps.len() == TIMED_STEPS {
             return None;
         }
         self.steps.push(seconds);
-        if self.steps.len() < STEPS || steps_left == 0 {
+        if self.steps.len() < TIMED_STEPS || steps_left == 0 {
             return None;
         }
-        let seconds_of_step = self.steps[1..].iter().sum::<f64>() / (STEPS - 1) as f64;
+        let counted_steps = &self.steps[1..];
+        let seconds_of_step = counted_steps.iter().sum::<f64>() / counted_steps.len() as f64;
         let mut seconds_left = seconds_of_step * steps_left as f64;
         let mut parts = format!("{} of {}", counted(steps_left, "step"), duration(seconds_of_step));
         match self.evaluation {
             _ if evaluations_left == 0 => {}
-            Some(evaluation) => {
-                seconds_left += evaluation * evaluations_left as f64;
-                parts += &format!(", {} of {}", counted(evaluations_left, "evaluation"), duration(evaluation));
+            Some(seconds_of_evaluation) => {
+                seconds_left += seconds_of_evaluation * evaluations_left as f64;
+                let evaluations = counted(evaluations_left, "evaluation");
+                parts += &format!(", {evaluations} of {}", duration(seconds_of_evaluation));
             }
             None => parts += ", and evaluations",
         }

@@ -17,22 +17,22 @@ use crate::results::record::{self, RECORD_FILE, read_record};
 use crate::run_dir::RunDir;
 use crate::task::{TaskState, remove_up_to};
 
+/// The file of the optimizer's state in a checkpoint.
 const OPTIMIZER_FILE: &str = "trainer/optimizer.safetensors";
 
 /// The weight files in a checkpoint that evaluations use, and that a person would use: the trained adapters, or the
 /// experts if all their weights are trained. If the run keeps averaged parameters, these.
 pub(super) fn adapter_files(checkpoint: &Checkpoint) -> Vec<PathBuf> {
-    let names = || checkpoint.manifest().files.keys();
-    let is_averaged = |name: &&String| name.split_once('/').is_some_and(|(directory, _)| directory == AVERAGED);
-    let averaged: Vec<_> = names().filter(is_averaged).collect();
-    let used = if averaged.is_empty() { names().filter(|name| is_adapter(name)).collect() } else { averaged };
-    let used = used.into_iter().filter(|name| name.ends_with(".safetensors"));
-    used.map(|name| checkpoint.path().join(name)).collect()
-}
-
-/// Whether the file is an adapter, or a whole expert, in the checkpoint's own directory.
-fn is_adapter(name: &str) -> bool {
-    !name.contains('/') && name.ends_with(".safetensors")
+    let weight_files_in = |directory: Option<&str>| -> Vec<PathBuf> {
+        let names = checkpoint.manifest().files.keys();
+        let names = names.filter(|name| {
+            name.ends_with(".safetensors") && name.split_once('/').map(|(parent, _)| parent) == directory
+        });
+        names.map(|name| checkpoint.path().join(name)).collect()
+    };
+    let averaged = weight_files_in(Some(AVERAGED));
+    // Without an average, the files in the checkpoint's own directory.
+    if averaged.is_empty() { weight_files_in(None) } else { averaged }
 }
 
 impl Trainer {
@@ -47,16 +47,7 @@ impl Trainer {
         self.steps_done = from.step();
         self.saved = Some(from.clone());
         self.saved_step = Some(from.step());
-        let samples_now = self.task.facts().samples_per_step;
-        if let Some(samples_then) = from.manifest().info["global_batch"].as_u64()
-            && samples_now > 0
-            && samples_then != samples_now
-        {
-            tracing::warn!(
-                "a step had {samples_then} samples over all ranks and now has {samples_now}: the order of the data is not continued; \
-                 adjust `training.gradient_accumulation_steps` to keep the number"
-            );
-        }
+        self.warn_of_other_batch_size(from);
         if self.steps_done > self.steps {
             let problem = format!(
                 "the run has made {} steps already, and `steps` is {}: choose more",
@@ -67,6 +58,20 @@ impl Trainer {
         Ok(())
     }
 
+    /// Logs a warning if a step had another number of samples when the checkpoint was written.
+    fn warn_of_other_batch_size(&self, from: &Checkpoint) {
+        let samples_now = self.task.facts().samples_per_step;
+        if let Some(samples_then) = from.manifest().info["global_batch"].as_u64()
+            && samples_now > 0
+            && samples_then != samples_now
+        {
+            tracing::warn!(
+                "a step had {samples_then} samples over all ranks and now has {samples_now}: the order of the data is \
+                 not continued; adjust `training.gradient_accumulation_steps` to keep the number"
+            );
+        }
+    }
+
     /// Writes a checkpoint of the steps that are done, unless there is one already. All ranks take part, because each
     /// has a part of the state; rank 0 writes. If this fails, older checkpoints are unchanged.
     pub(super) fn save(&mut self, journal: &mut Journal) -> Result<()> {
@@ -74,19 +79,19 @@ impl Trainer {
             return Ok(());
         }
         let optimizer = self.strategy.state()?;
-        let writes = journal.dir.is_some();
-        let mut adapters = self.export(writes)?;
+        let is_writer = journal.dir.is_some();
+        let mut adapters = self.export_adapters(is_writer)?;
         if self.average.is_some() {
-            let averaged = self.with_average(|trainer| trainer.export(writes))?;
+            let averaged = self.with_average(|trainer| trainer.export_adapters(is_writer))?;
             adapters.extend(averaged.into_iter().map(|(name, tensors)| (format!("{AVERAGED}/{name}"), tensors)));
         }
-        let task = self.task.state(writes)?;
+        let task_state = self.task.state(is_writer)?;
         let Some(dir) = journal.dir.clone() else {
             self.saved_step = Some(self.steps_done);
             return Ok(());
         };
         journal.sync()?;
-        let checkpoint = self.write(&dir, &adapters, &optimizer, task);
+        let checkpoint = self.write_checkpoint(&dir, &adapters, &optimizer, task_state);
         let checkpoint = checkpoint.while_doing(|| {
             let older = self.saved.as_ref().map(|saved| format!("; {} is untouched", saved.path().display()));
             format!("writing the checkpoint of step {}{}", self.steps_done, older.unwrap_or_default())
@@ -101,10 +106,10 @@ impl Trainer {
 
     /// The adapters of the model if this rank writes them, else none. Sharded weights are gathered for the rank that
     /// writes, so the other ranks take part until it is done.
-    fn export(&mut self, writes: bool) -> Result<BTreeMap<String, StateDict>> {
-        let exported = if writes { self.model.export_adapter() } else { Ok(BTreeMap::new()) };
+    fn export_adapters(&mut self, is_writer: bool) -> Result<BTreeMap<String, StateDict>> {
+        let adapters = if is_writer { self.model.export_adapter() } else { Ok(BTreeMap::new()) };
         self.strategy.ranks().all.barrier()?;
-        exported
+        adapters
     }
 
     /// Adds measurements to the checkpoint of this step if they were made after it was written. Then removes the
@@ -119,44 +124,44 @@ impl Trainer {
     }
 
     /// Writes the files of a checkpoint.
-    fn write(
+    fn write_checkpoint(
         &self,
         dir: &RunDir,
         adapters: &BTreeMap<String, StateDict>,
         optimizer: &StateDict,
-        task: TaskState,
+        task_state: TaskState,
     ) -> Result<Checkpoint> {
         let mut writer = CheckpointWriter::begin(&dir.checkpoints(), self.steps_done)?;
         if let Some(run) = dir.identity(&self.loaded.config) {
-            writer.of_run(run);
+            writer.set_run(run);
         }
-        // Facts for the headers of weight files. They must be the same for the same run, because checkpoints are
+        // Texts for the headers of weight files. They must be the same for the same run, because checkpoints are
         // compared bit for bit, and so have no time.
-        let words = BTreeMap::from([
+        let header_texts = BTreeMap::from([
             (header::STEPS.to_string(), self.steps_done.to_string()),
             (header::RUN.to_string(), self.loaded.config.experiment().to_string()),
         ]);
         for (name, tensors) in adapters {
             let file = format!("{name}.safetensors");
-            writer.with(&file, |path| Ok(save_safetensors(path, tensors, &words)?))?;
-            let words_of_model = tensors.get(header::KEY).map(header::read).transpose()?.unwrap_or_default();
-            for (word, text) in words_of_model {
-                // Words with the prefix `beside:` are text files to write next to the weights.
-                if let Some(file_name) = word.strip_prefix(header::BESIDE) {
+            writer.add_file(&file, |path| Ok(save_safetensors(path, tensors, &header_texts)?))?;
+            let texts_of_model = tensors.get(header::KEY).map(header::read).transpose()?.unwrap_or_default();
+            for (key, text) in texts_of_model {
+                // A key with the prefix `beside:` is the name of a text file to write next to the weights.
+                if let Some(file_name) = key.strip_prefix(header::BESIDE) {
                     let directory = name.rsplit_once('/').map(|(directory, _)| format!("{directory}/"));
-                    writer.bytes(&(directory.unwrap_or_default() + file_name), text.as_bytes())?;
+                    writer.add_bytes(&(directory.unwrap_or_default() + file_name), text.as_bytes())?;
                 }
             }
         }
-        writer.with(OPTIMIZER_FILE, |path| Ok(save_safetensors(path, optimizer, &BTreeMap::new())?))?;
+        writer.add_file(OPTIMIZER_FILE, |path| Ok(save_safetensors(path, optimizer, &BTreeMap::new())?))?;
         let record = serde_json::to_vec_pretty(&self.record)
             .map_err(Error::failed("the record of the run cannot be written as JSON"))?;
-        writer.bytes(RECORD_FILE, &record)?;
+        writer.add_bytes(RECORD_FILE, &record)?;
         let mut info = serde_json::json!({
             "world_size": self.strategy.ranks().all.world_size(),
             "global_batch": Some(self.task.facts().samples_per_step).filter(|samples| *samples > 0),
         });
-        task_state::write(task, &mut writer, &mut info)?;
+        task_state::write(task_state, &mut writer, &mut info)?;
         writer.finish(info)
     }
 

@@ -14,7 +14,7 @@ use crate::results::{self, trajectories};
 use crate::run_dir::RunDir;
 use crate::task::{TaskFacts, TaskResults, remove_up_to};
 
-/// How a run ended; written to `summary.json`.
+/// The summary of a run that has ended, as in `summary.json`.
 #[derive(Debug, serde::Serialize)]
 pub struct RunSummary {
     /// Steps taken.
@@ -48,7 +48,7 @@ pub struct RunSummary {
     /// `success_before`, `success_after`.
     #[serde(flatten)]
     pub figures: BTreeMap<String, serde_json::Value>,
-    /// The measurements of `figures` for people, each with a name and a text.
+    /// The measurements of `figures` in words, each with a name and a text.
     #[serde(skip)]
     pub lines: Vec<(String, String)>,
     /// Numbers of encodings that were found in `data.cache_dir`, and that were computed.
@@ -57,7 +57,7 @@ pub struct RunSummary {
     /// The metrics to show first.
     #[serde(skip)]
     pub headlines: Vec<Headline>,
-    /// Results for people to open: name and path.
+    /// Files and folders with results that people may open: name and path.
     #[serde(skip)]
     pub written: Vec<(&'static str, PathBuf)>,
     /// The run directory; `None` on all ranks but 0.
@@ -102,7 +102,7 @@ impl Trainer {
         if let Some(dir) = dir {
             summary.written.extend(written);
             summary.written.push(results::write_report(dir)?);
-            summary.written.extend(trajectories::written(dir).map(|path| ("trajectories", path)));
+            summary.written.extend(trajectories::existing_file(dir).map(|path| ("trajectories", path)));
         }
         Ok(summary)
     }
@@ -110,7 +110,7 @@ impl Trainer {
 
 /// The peak of host memory of each process. Ranks that are threads of one process are counted once.
 fn peak_memory_of_processes(ranks: &dyn Communicator) -> Result<Vec<Option<u64>>> {
-    // A random number that tells processes apart. Process ids do not, since two machines may have the same.
+    // A random number for this process. Processes on two machines may have the same process id.
     static PROCESS: LazyLock<u64> = LazyLock::new(|| RandomState::new().build_hasher().finish());
     let mut peaks = communicator::join(ranks, &(*PROCESS, memory::host_peak()))?;
     peaks.dedup_by_key(|(process, _)| *process);

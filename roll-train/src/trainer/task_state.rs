@@ -21,7 +21,7 @@ pub(super) fn write(state: TaskState, checkpoint: &mut CheckpointWriter, info: &
     }
     match state.tensors.is_empty() {
         true => Ok(()),
-        false => checkpoint.with(FILE, |path| Ok(save_safetensors(path, &state.tensors, &BTreeMap::new())?)),
+        false => checkpoint.add_file(FILE, |path| Ok(save_safetensors(path, &state.tensors, &BTreeMap::new())?)),
     }
 }
 

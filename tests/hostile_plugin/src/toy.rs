@@ -33,7 +33,7 @@ pub fn model(fault: Fault, context: &BuildContext) -> Result<ToyModel> {
     let spec = |name: &str, rows: usize| ParameterSpec { name: name.into(), shape: vec![rows, 8] };
     let trained = SigmaRange { low: Sigma(0.25), high: Sigma(0.75) };
     let mut mock = MockDiffusion::new();
-    (mock.boundary, mock.trained, mock.rate) = (Some(0.9), trained, Some(12.0));
+    (mock.boundary, mock.trained, mock.frame_rate) = (Some(0.9), trained, Some(12.0));
     mock.adapter[0] += context.seed as f32;
     let (specs, placement) = (vec![spec("first", 1), spec("rest", 7)], context.placement);
     Ok(ToyModel { fault, mock, specs, sink: Arc::default(), placement })

@@ -27,7 +27,7 @@ pub fn load(case: &Case, shape: &Shape, lora: &Lora, high_lora: Option<&StateDic
     let settings = Settings {
         shift: None,
         boundary: Some(BOUNDARY),
-        end_image: false,
+        uses_end_image: false,
         // The tiles of the reference's decode, in latent pixels.
         chunking: Chunking { tiling: Some(Tiling { size: [34, 34], stride: [18, 16] }), ..Chunking::default() },
     };

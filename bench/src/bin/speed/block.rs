@@ -53,7 +53,7 @@ impl Fixture {
             config: CONFIG,
             store: Arc::new(Resident::new(&weights, dtype, device)),
             trainable: Some(parameters.snapshot()),
-            full: false,
+            trains_all_weights: false,
             lora_scale: 1.0,
             products: DType::F32,
             fp8: false,

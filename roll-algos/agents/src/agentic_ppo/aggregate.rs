@@ -1,7 +1,7 @@
 //! Reduces a loss per token to one number.
 //!
-//! Every mode is linear in the losses, and so is a grid of weights. The sum of losses times weights is the value, and
-//! the weights are the gradient of that value in the losses.
+//! Every mode is linear in the losses, so that a grid of weights describes it: the value is the sum of losses times
+//! weights, and the weights are the gradient of that value in the losses.
 
 use super::grid::{Grid, Mask};
 

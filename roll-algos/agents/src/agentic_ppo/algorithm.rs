@@ -19,11 +19,11 @@ use super::episode::Episode;
 use super::kl::KlController;
 use super::plan::passes;
 use super::prepare::prepare;
-use super::report::{episode_metrics, skipped};
+use super::report::{episode_metrics, left_out_group, pass_metrics, skipped};
 use super::rollout::prefetch::{NextRollout, PrefetchedRollout, Prefetcher, UnplayedRollout};
 use super::rollout::worlds::Worlds;
-use super::rollout::{EpisodePlan, check_beginning, play};
-use super::selection;
+use super::rollout::{EpisodePlan, check_beginning, play, play_in_parts};
+use super::selection::{self, Selection};
 use super::updates::train;
 use crate::AgentError;
 
@@ -46,6 +46,9 @@ struct LearnedState {
     controller: KlController,
     #[serde(default)]
     critic: Critic,
+    /// Number of groups that were refilled so far, by the index of their world.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    refilled: Vec<u64>,
 }
 
 /// The algorithm's state in a checkpoint. `L` is [`LearnedState`], or a reference to it for writing.
@@ -78,7 +81,7 @@ impl AgenticPpo {
     pub fn new(config: AgenticPpoConfig) -> Result<Self> {
         config.check()?;
         let controller = KlController::new(config.init_kl_coef, config.target_kl, config.kl_horizon)?;
-        let learned = LearnedState { controller, critic: Critic::default() };
+        let learned = LearnedState { controller, critic: Critic::default(), refilled: Vec::new() };
         Ok(Self { config, learned, prefetcher: Prefetcher::default(), ranks: Arc::new(SingleRank) })
     }
 
@@ -90,9 +93,10 @@ impl AgenticPpo {
 
 impl OwnDataAlgorithm for AgenticPpo {
     fn open_environments(&mut self, make: &mut dyn FnMut() -> Result<Box<dyn Environment>>) -> Result<()> {
-        // Number of environments that this rank plays; at least one, for its part of a validation.
+        // Number of environments that this rank plays; at least one group's, for its part of a validation.
         let groups = share(self.ranks.as_ref(), self.config.num_env_groups).len();
-        let needed = (groups * self.config.played_group_size()).max(1);
+        let refilled = if self.config.refill_rounds > 0 { self.config.played_group_size() } else { 0 };
+        let needed = (groups * self.config.played_group_size()).max(self.config.val_group_size).max(refilled);
         // Raises this process's limit on open files, because connections and tools need descriptors too.
         roll_external::process::open_files_limit();
         let opened = (0..needed).map(|i| match i {
@@ -168,8 +172,10 @@ impl Algorithm for AgenticPpo {
     }
 
     fn step(&mut self, context: &mut StepContext<'_>) -> Result<StepReport> {
+        let refilled = self.learned.refilled.clone();
         let report = update::discard_on_error(context, |context| self.update(context));
         if report.is_err() {
+            self.learned.refilled = refilled;
             self.prefetcher.undo(context.step);
         }
         report
@@ -188,28 +194,26 @@ impl Algorithm for AgenticPpo {
         }
         let model = language(model, NAME)?;
         let ranks = self.ranks.clone();
-        // Positions of the episodes that this rank still has to play.
-        let mut remaining = share(ranks.as_ref(), wanted);
-        let mut own_episodes = Vec::new();
+        let own = share(ranks.as_ref(), wanted);
         self.prefetcher.wait(progress)?;
+        let plan = EpisodePlan {
+            first_group: own.start,
+            groups: own.len(),
+            all_groups: wanted,
+            group_size: self.config.val_group_size,
+            temperature: self.config.val_temperature,
+            held_out: true,
+            ..EpisodePlan::default()
+        };
         let environments = self.prefetcher.environments();
-        // Each environment plays one episode at a time.
-        while !remaining.is_empty() {
-            let plan = EpisodePlan {
-                step: 0,
-                first_group: remaining.start,
-                groups: environments.len().min(remaining.len()),
-                all_groups: wanted,
-                group_size: 1,
-                temperature: self.config.val_temperature,
-                held_out: true,
-            };
-            own_episodes.extend(play(&self.config, plan, model, environments, noise, progress)?);
-            remaining.start += plan.groups;
+        if environments.is_empty() {
+            return Err(AgentError::NoEnvironment { algorithm: NAME }.into());
         }
+        let own_episodes = play_in_parts(&self.config, &plan, model, environments, noise, progress)?;
         let episodes = gathered(ranks.as_ref(), own_episodes)?;
-        let metrics = episode_metrics(&episodes, !self.config.tools.is_empty())
+        let metrics = episode_metrics(&episodes, &self.config)
             .into_iter()
+            .chain(pass_metrics(&episodes, self.config.val_group_size))
             .map(|(name, value)| (format!("val/{name}"), value));
         let records = self.records(&episodes, step, "validation", model)?;
         Ok(Some(Validation { metrics: metrics.collect(), records, losses: Vec::new() }))
@@ -274,31 +278,52 @@ impl AgenticPpo {
         watch.begin(ROLLOUT, None)?;
         let (own_episodes, policy_age) = self.rollout(ctx)?;
         // Every rank gets all episodes, so that normalisation and mini-batches do not depend on the number of ranks.
-        let played = gathered(ctx.strategy.ranks().all.as_ref(), own_episodes)?;
-        let mut report =
-            StepReport { metrics: episode_metrics(&played, !self.config.tools.is_empty()), ..StepReport::default() };
+        let mut played = gathered(ctx.strategy.ranks().all.as_ref(), own_episodes)?;
+        let Selection { mut episodes, mut left_out } = selection::chosen(&played, &self.config);
+        let (mut drawn, mut filtered) = (self.config.num_env_groups, left_out.len());
+        for _ in 0..self.config.refill_rounds {
+            if left_out.is_empty() {
+                break;
+            }
+            drawn += left_out.len();
+            let refilled = self.refill(ctx, left_out)?;
+            let selection = selection::chosen(&refilled, &self.config);
+            episodes.extend(selection.episodes);
+            left_out = selection.left_out;
+            filtered += left_out.len();
+            played.extend(refilled);
+        }
+        let mut report = StepReport { metrics: episode_metrics(&played, &self.config), ..StepReport::default() };
         if self.config.is_asynchronous() {
             report.metrics.insert("env/policy_age".into(), policy_age);
         }
         report.records = self.records(&played, ctx.step + 1, "training", language(ctx.model, NAME)?)?;
-        let (episodes, failed): (Vec<Episode>, Vec<Episode>) = played.into_iter().partition(Episode::is_usable);
-        report.skipped = failed.iter().map(skipped).collect();
+        let failed: Vec<&Episode> = played.iter().filter(|episode| !episode.is_usable()).collect();
+        report.skipped = failed.iter().map(|episode| skipped(episode)).collect();
         if let Some(first_failed) = failed.first()
-            && episodes.is_empty()
+            && failed.len() == played.len()
         {
             let (_, reason) = skipped(first_failed);
             return Err(AgentError::NoEpisode { algorithm: NAME, reason }.into());
         }
-        let (episodes, filtered_groups) = selection::chosen(episodes, &self.config);
-        report.metrics.insert("env/groups_filtered".into(), filtered_groups.len() as f64);
-        report.skipped.extend(filtered_groups);
+        report.metrics.insert("env/groups_filtered".into(), filtered as f64);
+        if self.config.refill_rounds > 0 {
+            report.metrics.insert("env/groups_drawn".into(), drawn as f64);
+        }
+        report.skipped.extend(left_out.iter().map(|group| left_out_group(*group)));
         if episodes.is_empty() {
             return Ok(report);
         }
 
         watch.begin(LOG_PROBS, None)?;
-        let LearnedState { controller, critic } = &mut self.learned;
+        let LearnedState { controller, critic, .. } = &mut self.learned;
         let prepared = prepare(&self.config, controller, critic, ctx, &episodes, &mut report.metrics)?;
+
+        if prepared.whole.response.count() == 0 {
+            let reason = "every answer was cut off (`algo.truncated_answers: mask`): raise `algo.max_tokens_per_step`";
+            report.skipped.push(("every episode".into(), reason.into()));
+            return Ok(report);
+        }
 
         watch.begin(TRAIN, None)?;
         if let Some(estimates) = &prepared.estimates {
@@ -316,15 +341,8 @@ impl AgenticPpo {
     /// older than the present one. If rollouts are asynchronous, begins the rollout of the next step.
     fn rollout(&mut self, ctx: &mut StepContext<'_>) -> Result<(Vec<Episode>, f64)> {
         let groups = share(ctx.strategy.ranks().all.as_ref(), self.config.num_env_groups);
-        let plan = EpisodePlan {
-            step: ctx.step,
-            first_group: groups.start,
-            groups: groups.len(),
-            all_groups: self.config.num_env_groups,
-            group_size: self.config.played_group_size(),
-            temperature: self.config.temperature,
-            held_out: false,
-        };
+        let plan =
+            EpisodePlan { step: ctx.step, first_group: groups.start, groups: groups.len(), ..self.training_plan() };
         self.prefetcher.wait(ctx.progress)?;
         let (needed, opened) = (plan.groups * plan.group_size, self.prefetcher.environments().len());
         if opened < needed {
@@ -344,7 +362,13 @@ impl AgenticPpo {
             ctx.model.write_parameters(&rollout.policy)?;
             let policy = language(ctx.model, NAME).and_then(|model| model.snapshot());
             ctx.model.write_parameters(&present)?;
-            self.prefetcher.begin(&self.config, plan, policy?, is_single_rank.then_some(rollout.policy), ctx.noise)?;
+            self.prefetcher.begin(
+                &self.config,
+                plan.clone(),
+                policy?,
+                is_single_rank.then_some(rollout.policy),
+                ctx.noise,
+            )?;
             self.prefetcher.wait(ctx.progress)?;
         }
         let parameters =
@@ -352,13 +376,41 @@ impl AgenticPpo {
         let model = language(ctx.model, NAME)?;
         let (episodes, policy_age) = match self.prefetcher.take(ctx.step)? {
             Some(prefetched) => (prefetched, 1.0),
-            None => (play(&self.config, plan, model, self.prefetcher.environments(), ctx.noise, ctx.progress)?, 0.0),
+            None => {
+                (play(&self.config, plan.clone(), model, self.prefetcher.environments(), ctx.noise, ctx.progress)?, 0.0)
+            }
         };
         if self.config.is_asynchronous() {
             let next = EpisodePlan { step: ctx.step + 1, ..plan };
             self.prefetcher.begin(&self.config, next, model.snapshot()?, parameters.map(Arc::new), ctx.noise)?;
         }
         Ok((episodes, policy_age))
+    }
+
+    /// The plan of all training rollouts, without a step and its groups.
+    fn training_plan(&self) -> EpisodePlan {
+        EpisodePlan {
+            all_groups: self.config.num_env_groups,
+            refilled: self.learned.refilled.clone(),
+            group_size: self.config.played_group_size(),
+            temperature: self.config.temperature,
+            ..EpisodePlan::default()
+        }
+    }
+
+    /// Plays new groups in place of the groups `replaced`, and returns the episodes of all ranks.
+    fn refill(&mut self, ctx: &mut StepContext<'_>, replaced: Vec<usize>) -> Result<Vec<Episode>> {
+        let ranks = ctx.strategy.ranks().all.clone();
+        let own = share(ranks.as_ref(), replaced.len());
+        let plan =
+            EpisodePlan { step: ctx.step, first_group: own.start, groups: own.len(), replaced, ..self.training_plan() };
+        let environments = self.prefetcher.environments();
+        let AgenticPpoConfig { tags, num_groups_partition, .. } = &self.config;
+        let worlds = Worlds::new(environments, "algo.tags", tags, num_groups_partition)?;
+        let model = language(ctx.model, NAME)?;
+        let own_episodes = play_in_parts(&self.config, &plan, model, environments, ctx.noise, ctx.progress)?;
+        plan.count_refilled(&worlds, &mut self.learned.refilled);
+        gathered(ranks.as_ref(), own_episodes)
     }
 
     /// The next step's rollout for a checkpoint, with the episodes of all ranks. With several ranks, waits for the

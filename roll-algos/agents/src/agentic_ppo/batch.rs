@@ -5,7 +5,8 @@ use std::ops::Range;
 
 use roll_core::{Result, Tensor};
 
-use super::episode::Episode;
+use super::config::TruncatedAnswers;
+use super::episode::{Episode, Step};
 use super::grid::{Grid, Mask};
 use super::rewards::groups;
 
@@ -30,24 +31,28 @@ pub struct TextSample {
 }
 
 /// The samples of `episodes`: one per episode or, if `stepwise`, one per turn. The sample of a turn ends with the
-/// answer of that turn, and only the answer is trained on.
-pub fn text_samples(episodes: &[Episode], stepwise: bool) -> Vec<TextSample> {
+/// answer of that turn, and only the answer is trained on. Nothing is trained on of a sample with an answer that was cut
+/// off, if `truncated` says so.
+pub fn text_samples(episodes: &[Episode], stepwise: bool, truncated: TruncatedAnswers) -> Vec<TextSample> {
+    let masks = |steps: &[Step]| truncated == TruncatedAnswers::Mask && steps.iter().any(|step| step.truncated);
     let mut samples = Vec::new();
     for (index, episode) in episodes.iter().enumerate() {
-        let sample = |turn, begins: usize, trained: Range<usize>| TextSample {
+        let sample = |turn, begins: usize, trained: Range<usize>, masked: bool| TextSample {
             episode: index,
             turn,
             begins,
             tokens: episode.tokens[begins..trained.end].to_vec(),
-            response: (begins..trained.end).map(|t| trained.contains(&t) && episode.response[t]).collect(),
+            response: (begins..trained.end).map(|t| !masked && trained.contains(&t) && episode.response[t]).collect(),
             log_probs: episode.log_probs[begins..trained.end].to_vec(),
             raw_log_probs: episode.raw_log_probs[begins..trained.end].to_vec(),
         };
         if stepwise {
-            let turns = episode.steps.iter().enumerate();
-            samples.extend(turns.map(|(turn, step)| sample(turn, step.begins, step.tokens.clone())));
+            let turns = episode.steps.chunks(1).enumerate();
+            samples.extend(
+                turns.map(|(turn, steps)| sample(turn, steps[0].begins, steps[0].tokens.clone(), masks(steps))),
+            );
         } else {
-            samples.push(sample(0, 0, 0..episode.tokens.len()));
+            samples.push(sample(0, 0, 0..episode.tokens.len(), masks(&episode.steps)));
         }
     }
     samples

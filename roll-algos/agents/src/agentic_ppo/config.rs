@@ -35,6 +35,17 @@ pub enum GroupFilter {
     Varied,
 }
 
+/// What becomes of answers that were cut off at `max_tokens_per_step` or `sequence_length`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum TruncatedAnswers {
+    /// They are trained on as all others.
+    #[default]
+    Keep,
+    /// Samples with such an answer are not trained on. Their rewards still count where rewards are compared.
+    Mask,
+}
+
 /// How advantages come from rewards.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
@@ -79,6 +90,9 @@ pub struct AgenticPpoConfig {
     pub group_size_redundancy: usize,
     /// Which groups are trained on.
     pub group_filter: GroupFilter,
+    /// Most further rounds of episodes in a step, in which new groups take the place of those that `group_filter: varied`
+    /// leaves out (dynamic sampling, <https://arxiv.org/abs/2503.14476>). 0: the step trains on fewer groups.
+    pub refill_rounds: usize,
     /// Worlds that are trained on, if the environment has several (`mixed`); empty: all of them.
     pub tags: Vec<String>,
     /// Share of the groups for each world of `tags`, relative to the other shares; empty: equal shares.
@@ -104,6 +118,14 @@ pub struct AgenticPpoConfig {
     pub top_k: usize,
     /// Texts that end an answer.
     pub stop: Vec<String>,
+    /// What becomes of answers that were cut off at `max_tokens_per_step` or `sequence_length`.
+    pub truncated_answers: TruncatedAnswers,
+    /// Subtracted from the reward of an answer that was cut off, in training; 0: nothing.
+    #[schemars(range(min = 0))]
+    pub length_penalty: f64,
+    /// Number of tokens before `max_tokens_per_step` over which the penalty grows from 0 to `length_penalty` (soft
+    /// overlong punishment, <https://arxiv.org/abs/2503.14476>). 0: only answers that were cut off are punished.
+    pub length_penalty_tokens: usize,
     /// 1: while a step trains, the policy before the update plays the episodes of the next step. The ratios of the loss
     /// are then relative to the log-probabilities of that policy. 0: episodes are played between updates.
     #[schemars(range(max = 1))]
@@ -133,8 +155,12 @@ pub struct AgenticPpoConfig {
     pub max_tool_calls: usize,
 
     // Validation
-    /// Episodes of a validation, from starts that training never sees; 0 turns validation off.
+    /// Starts of a validation, which training never sees, each with `val_group_size` episodes; 0 turns validation off.
     pub val_batch_size: usize,
+    /// Episodes of each start in a validation, for `val/env/pass@k`: the chance that at least one of k answers is right.
+    /// Needs a `val_temperature` above 0, unless it is 1.
+    #[schemars(range(min = 1))]
+    pub val_group_size: usize,
     /// Temperature of the answers in a validation.
     #[schemars(range(min = 0))]
     pub val_temperature: f64,
@@ -224,6 +250,7 @@ impl Default for AgenticPpoConfig {
             group_size: 8,
             group_size_redundancy: 0,
             group_filter: GroupFilter::All,
+            refill_rounds: 0,
             tags: Vec::new(),
             num_groups_partition: Vec::new(),
             max_actions_per_traj: 10,
@@ -234,6 +261,9 @@ impl Default for AgenticPpoConfig {
             top_p: 1.0,
             top_k: 0,
             stop: Vec::new(),
+            truncated_answers: TruncatedAnswers::Keep,
+            length_penalty: 0.0,
+            length_penalty_tokens: 0,
             async_generation_ratio: 0,
             infer_batch_size: 256,
             max_env_step_concurrent: 256,
@@ -243,6 +273,7 @@ impl Default for AgenticPpoConfig {
             tools: Vec::new(),
             max_tool_calls: 4,
             val_batch_size: 100,
+            val_group_size: 1,
             val_temperature: 0.0,
             val_tags: Vec::new(),
             val_num_groups_partition: Vec::new(),
@@ -292,6 +323,23 @@ impl AgenticPpoConfig {
                            `gigpo` or `step_reinforce`";
             return Err(Error::config("algo.history_length", problem));
         }
+        if self.refill_rounds > 0 && self.is_asynchronous() {
+            let problem = "`algo.async_generation_ratio: 1` plays the next step's episodes while groups would be refilled: \
+                           expected 0 for one of the two";
+            return Err(Error::config("algo.refill_rounds", problem));
+        }
+        if self.length_penalty_tokens > self.max_tokens_per_step {
+            let problem = format!(
+                "expected at most `algo.max_tokens_per_step: {}`, found {}",
+                self.max_tokens_per_step, self.length_penalty_tokens
+            );
+            return Err(Error::config("algo.length_penalty_tokens", problem));
+        }
+        if self.val_group_size > 1 && self.val_temperature == 0.0 {
+            let problem = "the likeliest tokens are the same in every episode of a start: expected 1, or \
+                           `algo.val_temperature` above 0 (1.0, say)";
+            return Err(Error::config("algo.val_group_size", problem));
+        }
         if self.has_no_signal() {
             let problem = "the reward of an episode is compared with those of its group, and of one episode alone that \
                            leaves 0: nothing would be learned. Expected at least 2, or \
@@ -327,6 +375,17 @@ impl AgenticPpoConfig {
     /// Number of episodes that a group plays, with the additional ones.
     pub fn played_group_size(&self) -> usize {
         self.group_size + self.group_size_redundancy
+    }
+
+    /// What is subtracted from the reward of an answer of `tokens` tokens.
+    pub fn penalty(&self, tokens: usize, is_truncated: bool) -> f64 {
+        let free = self.max_tokens_per_step - self.length_penalty_tokens.min(self.max_tokens_per_step);
+        let share = match (is_truncated, self.length_penalty_tokens) {
+            (true, _) => 1.0,
+            (false, 0) => 0.0,
+            (false, most) => (tokens.saturating_sub(free) as f64 / most as f64).min(1.0),
+        };
+        self.length_penalty * share
     }
 
     /// Notes for the user on options whose effect may surprise.

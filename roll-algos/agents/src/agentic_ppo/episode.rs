@@ -16,8 +16,14 @@ pub struct Step {
     /// The action that the environment found in the answer; empty if it found none or does not report it.
     #[serde(default)]
     pub action: String,
-    /// The reward.
+    /// The environment's reward, less the penalty.
     pub reward: f64,
+    /// The part of `reward` that `algo.length_penalty` subtracted.
+    #[serde(default)]
+    pub penalty: f64,
+    /// Whether the answer was cut off by a limit on tokens.
+    #[serde(default)]
+    pub truncated: bool,
     /// Whether the environment could read an action.
     pub valid: bool,
     /// The range of the episode's tokens that belongs to this answer. It begins with the first token that the agent
@@ -105,6 +111,12 @@ impl Episode {
             let mut turn = serde_json::json!({
                 "observation": s.observation, "response": s.response, "reward": s.reward, "valid": s.valid,
             });
+            if s.truncated {
+                turn["truncated"] = true.into();
+            }
+            if s.penalty != 0.0 {
+                turn["penalty"] = s.penalty.into();
+            }
             if !s.calls.is_empty() {
                 turn["calls"] = json::with_texts(serde_json::json!(s.calls));
             }

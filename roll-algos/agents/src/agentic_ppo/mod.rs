@@ -27,6 +27,8 @@ mod selection;
 pub mod statistics;
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tests_of_answers;
 pub mod tools;
 mod updates;
 

@@ -46,7 +46,7 @@ pub(super) fn prepare(
     episodes: &[Episode],
     metrics: &mut BTreeMap<String, f64>,
 ) -> Result<Prepared> {
-    let samples = text_samples(episodes, config.adv_estimator.is_stepwise());
+    let samples = text_samples(episodes, config.adv_estimator.is_stepwise(), config.truncated_answers);
     let all: Vec<&TextSample> = samples.iter().collect();
     let width = padded_width(&all);
     let whole = Batch::new(&all, width)?;

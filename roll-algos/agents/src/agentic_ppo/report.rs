@@ -2,7 +2,9 @@
 
 use std::collections::BTreeMap;
 
+use super::config::AgenticPpoConfig;
 use super::episode::{Ending, Episode};
+use super::rewards::groups;
 
 /// The origin of an episode that is not trained on, and the reason.
 pub(super) fn skipped(episode: &Episode) -> (String, String) {
@@ -11,6 +13,11 @@ pub(super) fn skipped(episode: &Episode) -> (String, String) {
         _ => "the first prompt fills `sequence_length` or the model's context".into(),
     };
     (format!("episode of seed {}", episode.seed), reason)
+}
+
+/// A group that is not trained on, and the reason.
+pub(super) fn left_out_group(number: usize) -> (String, String) {
+    (format!("group {number}"), "all of its episodes have the same score".into())
 }
 
 /// Adds mean, maximum and minimum of `values` to the metrics, unless there are no values.
@@ -25,8 +32,8 @@ pub(super) fn insert_spread(metrics: &mut BTreeMap<String, f64>, name: &str, val
 }
 
 /// Scores, successes and lengths of episodes. If there are several worlds, also scores and successes of each world; if
-/// the agent `has_tools`, also the numbers of their calls.
-pub(super) fn episode_metrics(episodes: &[Episode], has_tools: bool) -> BTreeMap<String, f64> {
+/// the agent has tools, also the numbers of their calls.
+pub(super) fn episode_metrics(episodes: &[Episode], config: &AgenticPpoConfig) -> BTreeMap<String, f64> {
     let mut metrics = BTreeMap::new();
     let mut worlds: BTreeMap<&str, Vec<&Episode>> = BTreeMap::new();
     for episode in episodes.iter().filter(|e| e.is_usable() && !e.tag.is_empty()) {
@@ -50,7 +57,13 @@ pub(super) fn episode_metrics(episodes: &[Episode], has_tools: bool) -> BTreeMap
         metrics.insert("env/num_actions".into(), mean(&|e| e.steps.len() as f64));
         metrics.insert("env/token_limit".into(), mean(&|e| f64::from(u8::from(e.ending == Ending::TokenLimit))));
         metrics.insert("tokens/total_length".into(), mean(&|e| e.tokens.len() as f64));
-        if has_tools {
+        let answers = usable.iter().flat_map(|e| &e.steps).count() as f64;
+        let truncated = usable.iter().flat_map(|e| &e.steps).filter(|s| s.truncated).count() as f64;
+        metrics.insert("env/answer_truncated".into(), truncated / answers);
+        if config.length_penalty > 0.0 {
+            metrics.insert("env/length_penalty".into(), mean(&|e| e.steps.iter().map(|s| s.penalty).sum()));
+        }
+        if !config.tools.is_empty() {
             let calls = || usable.iter().flat_map(|e| &e.steps).flat_map(|s| &s.calls);
             let (count, failures) = (calls().count() as f64, calls().filter(|call| call.failed).count() as f64);
             metrics.insert("env/tool_calls".into(), count / usable.len() as f64);
@@ -58,4 +71,90 @@ pub(super) fn episode_metrics(episodes: &[Episode], has_tools: bool) -> BTreeMap
         }
     }
     metrics
+}
+
+/// The chance that at least one of k episodes of a start solves it, by the unbiased estimate of Chen et al. 2021
+/// (<https://arxiv.org/abs/2107.03374>), averaged over starts: `env/pass@k` for k of 1, 2, 4 and so on, and for all of
+/// `samples`, the number of episodes of each start. Empty for one sample. A start whose environment failed in some
+/// episodes counts for the k that are left.
+pub(super) fn pass_metrics(episodes: &[Episode], samples: usize) -> BTreeMap<String, f64> {
+    let usable: Vec<&Episode> = episodes.iter().filter(|e| e.is_usable()).collect();
+    let starts: Vec<(usize, usize)> = groups(usable.iter().map(|e| e.group))
+        .into_iter()
+        .map(|group| (group.len(), group.iter().filter(|i| usable[**i].solved).count()))
+        .collect();
+    let mut ks: Vec<usize> = std::iter::successors(Some(1), |k| Some(k * 2)).take_while(|k| *k < samples).collect();
+    if samples > 1 {
+        ks.push(samples);
+    }
+    let mean = |k: usize| -> Option<f64> {
+        let chances: Vec<f64> =
+            starts.iter().filter(|(n, _)| *n >= k).map(|(n, right)| pass_at(k, *n, *right)).collect();
+        (!chances.is_empty()).then(|| chances.iter().sum::<f64>() / chances.len() as f64)
+    };
+    ks.into_iter().filter_map(|k| Some((format!("env/pass@{k}"), mean(k)?))).collect()
+}
+
+/// The chance that at least one of `k` of `n` samples, drawn without replacement, is among the `right` ones.
+fn pass_at(k: usize, n: usize, right: usize) -> f64 {
+    let wrong = n - right;
+    if wrong < k {
+        return 1.0;
+    }
+    // All k are wrong: the product of (wrong - i) / (n - i).
+    1.0 - (0..k).map(|i| (wrong - i) as f64 / (n - i) as f64).product::<f64>()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pass_at_k_is_the_share_of_the_subsets_with_a_right_sample() {
+        for n in 1..=8usize {
+            for right in 0..=n {
+                for k in 1..=n {
+                    // The samples below `right` are right.
+                    let of_size_k = (0u32..1 << n).filter(|set| set.count_ones() as usize == k);
+                    let (all, good) = of_size_k.fold((0.0, 0.0), |(all, good), set| {
+                        (all + 1.0, good + f64::from(u8::from(set & ((1 << right) - 1) != 0)))
+                    });
+                    assert!((pass_at(k, n, right) - good / all).abs() < 1e-12, "{k} {n} {right}");
+                }
+            }
+        }
+    }
+
+    #[test]
+    fn starts_are_averaged_and_failed_episodes_left_out() {
+        let episode = |group: usize, solved: bool, ending: Ending| {
+            let steps = vec![super::super::episode::Step { tokens: 0..1, ..Default::default() }];
+            Episode {
+                group,
+                tag: String::new(),
+                seed: 0,
+                tokens: vec![1],
+                response: vec![true],
+                log_probs: vec![0.0],
+                raw_log_probs: vec![0.0],
+                steps,
+                solved,
+                ending,
+            }
+        };
+        let ended = || Ending::Terminated;
+        let mut episodes: Vec<Episode> = (0..4).map(|i| episode(0, i == 2, ended())).collect();
+        episodes.extend((0..4).map(|_| episode(1, false, ended())));
+        let metrics = pass_metrics(&episodes, 4);
+        let expected = [("env/pass@1", 0.125), ("env/pass@2", 0.25), ("env/pass@4", 0.5)];
+        assert_eq!(metrics, expected.map(|(name, value)| (name.to_string(), value)).into());
+        assert_eq!(pass_metrics(&episodes, 1), BTreeMap::new());
+        assert_eq!(
+            pass_metrics(&episodes, 3).into_keys().collect::<Vec<_>>(),
+            ["env/pass@1", "env/pass@2", "env/pass@3"]
+        );
+        episodes[7].ending = Ending::Failed("gone".into());
+        let metrics = pass_metrics(&episodes, 4);
+        assert_eq!((metrics["env/pass@1"], metrics["env/pass@4"]), (0.125, 1.0));
+    }
 }

@@ -5,27 +5,33 @@ use std::collections::BTreeMap;
 use super::config::{AgenticPpoConfig, GroupFilter};
 use super::episode::Episode;
 
-/// Returns the episodes that are trained on, the first `group_size` of each group, and the groups that the filter
-/// leaves out, each with the reason.
-pub(super) fn chosen(episodes: Vec<Episode>, config: &AgenticPpoConfig) -> (Vec<Episode>, Vec<(String, String)>) {
-    let mut groups: BTreeMap<usize, Vec<Episode>> = BTreeMap::new();
-    for episode in episodes {
+/// The episodes that are trained on.
+pub(super) struct Selection {
+    pub episodes: Vec<Episode>,
+    /// Numbers of the groups that the filter leaves out.
+    pub left_out: Vec<usize>,
+}
+
+/// Chooses the first `group_size` usable episodes of each group, without the groups that the filter leaves out.
+pub(super) fn chosen(played: &[Episode], config: &AgenticPpoConfig) -> Selection {
+    let mut groups: BTreeMap<usize, Vec<&Episode>> = BTreeMap::new();
+    for episode in played.iter().filter(|episode| episode.is_usable()) {
         let group = groups.entry(episode.group).or_default();
         if group.len() < config.group_size {
             group.push(episode);
         }
     }
-    let (mut kept, mut left_out) = (Vec::new(), Vec::new());
+    let (mut episodes, mut left_out) = (Vec::new(), Vec::new());
     for (number, group) in groups {
-        let first_score = group.first().map(Episode::score);
+        let first_score = group.first().map(|episode| episode.score());
         let has_equal_scores = group.iter().all(|episode| Some(episode.score()) == first_score);
         if config.group_filter == GroupFilter::Varied && has_equal_scores {
-            left_out.push((format!("group {number}"), "all of its episodes have the same score".to_string()));
+            left_out.push(number);
         } else {
-            kept.extend(group);
+            episodes.extend(group.into_iter().cloned());
         }
     }
-    (kept, left_out)
+    Selection { episodes, left_out }
 }
 
 #[cfg(test)]
@@ -55,11 +61,11 @@ mod tests {
             || [(0, 1.0), (0, 0.0), (0, 5.0), (1, 2.0), (1, 2.0), (2, 3.0)].map(|(g, r)| episode(g, r)).to_vec();
         let config = |group_filter| AgenticPpoConfig { group_size: 2, group_filter, ..Default::default() };
         let scores = |filter| {
-            let (kept, left_out) = chosen(played(), &config(filter));
-            (kept.iter().map(Episode::score).collect::<Vec<_>>(), left_out.len())
+            let Selection { episodes, left_out } = chosen(&played(), &config(filter));
+            (episodes.iter().map(Episode::score).collect::<Vec<_>>(), left_out)
         };
-        assert_eq!(scores(GroupFilter::All), (vec![1.0, 0.0, 2.0, 2.0, 3.0], 0));
+        assert_eq!(scores(GroupFilter::All), (vec![1.0, 0.0, 2.0, 2.0, 3.0], vec![]));
         // A single episode has nothing to differ from.
-        assert_eq!(scores(GroupFilter::Varied), (vec![1.0, 0.0], 2));
+        assert_eq!(scores(GroupFilter::Varied), (vec![1.0, 0.0], vec![1, 2]));
     }
 }

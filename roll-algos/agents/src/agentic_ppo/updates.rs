@@ -31,9 +31,11 @@ pub(super) fn train(
 ) -> Result<bool> {
     let mut metrics_of_updates = MicroBatchMetrics::default();
     let mut applied = false;
+    let is_trained = |row: &usize| prepared.samples[*row].response.iter().any(|trained| *trained);
+    let trained: Vec<usize> = (0..prepared.samples.len()).filter(is_trained).collect();
     for epoch in 0..config.ppo_epochs {
-        let order = drawn_order(config, ctx.noise, ctx.step, epoch, &prepared.samples);
-        for rows in order.chunks(config.mini_batch(prepared.samples.len())) {
+        let order = drawn_order(config, ctx.noise, ctx.step, epoch, &prepared.samples, &trained);
+        for rows in order.chunks(config.mini_batch(trained.len())) {
             let mut metrics_of_micro_batches = MicroBatchMetrics::default();
             applied |= one_update(config, ctx, prepared, rows, &mut metrics_of_micro_batches)?;
             metrics_of_updates.add(&metrics_of_micro_batches.whole());
@@ -46,7 +48,7 @@ pub(super) fn train(
     Ok(applied)
 }
 
-/// The order in which an epoch takes the samples of a step. It is drawn for each epoch, as in the reference, so that a
+/// The order in which an epoch takes `rows`, the samples of a step that are trained on. It is drawn for each epoch, as in the reference, so that a
 /// mini-batch is not one group of episodes. The first epoch does not change the order if one update takes all samples.
 ///
 /// Unlike in the reference, turns of one conversation stay together: they are evaluated in one pass, which would be
@@ -57,12 +59,12 @@ fn drawn_order(
     step: u64,
     epoch: usize,
     samples: &[TextSample],
+    rows: &[usize],
 ) -> Vec<usize> {
-    let rows: Vec<usize> = (0..samples.len()).collect();
     if epoch == 0 && rows.len() <= config.mini_batch(rows.len()) {
-        return rows;
+        return rows.to_vec();
     }
-    let conversations = by_episodes(samples, &rows, 1);
+    let conversations = by_episodes(samples, rows, 1);
     let drawn = noise.permutation(step * config.ppo_epochs as u64 + epoch as u64, conversations.len());
     drawn.into_iter().flat_map(|i| conversations[i].iter().copied()).collect()
 }
@@ -188,10 +190,11 @@ mod tests {
         let samples: Vec<TextSample> =
             (0..6).flat_map(|episode| (0..=episode % 3).map(move |turn| sample(episode, turn))).collect();
         let config = AgenticPpoConfig { mini_batch_size: 4, ..Default::default() };
-        let order = drawn_order(&config, &Noise::new(1), 3, 0, &samples);
+        let rows: Vec<usize> = (0..samples.len()).collect();
+        let order = drawn_order(&config, &Noise::new(1), 3, 0, &samples, &rows);
         let mut sorted = order.clone();
         sorted.sort_unstable();
-        assert_eq!(sorted, (0..samples.len()).collect::<Vec<_>>());
+        assert_eq!(sorted, rows);
         let mut episodes: Vec<usize> = order.iter().map(|row| samples[*row].episode).collect();
         episodes.dedup();
         assert_eq!(episodes.len(), 6, "the turns of each stand together: {order:?}");
@@ -202,9 +205,10 @@ mod tests {
     fn every_epoch_with_several_updates_draws_its_mini_batches() {
         let config = |mini_batch_size| AgenticPpoConfig { mini_batch_size, ppo_epochs: 2, ..Default::default() };
         let samples: Vec<TextSample> = (0..16).map(|episode| sample(episode, 0)).collect();
-        let order =
-            |mini_batch_size, step, epoch| drawn_order(&config(mini_batch_size), &Noise::new(1), step, epoch, &samples);
         let rows: Vec<usize> = (0..16).collect();
+        let order = |mini_batch_size, step, epoch| {
+            drawn_order(&config(mini_batch_size), &Noise::new(1), step, epoch, &samples, &rows)
+        };
         let mut orders = vec![order(8, 3, 0), order(8, 3, 1), order(8, 4, 0), order(8, 4, 1)];
         for order in &orders {
             let mut sorted = order.clone();

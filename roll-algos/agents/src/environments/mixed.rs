@@ -12,8 +12,8 @@ const NAME: &str = "mixed";
 #[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct MixedOptions {
-    /// The worlds, each under the name that `algo.tags` and metrics use for it: `name`, the name of an environment, and
-    /// the options of that environment.
+    /// The worlds by the names that `algo.tags` and metrics use. A world is a map of `name`, the name of an environment,
+    /// and the options of that environment.
     #[schemars(extend("x-required" = true))]
     pub worlds: BTreeMap<String, Options>,
 }

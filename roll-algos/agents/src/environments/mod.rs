@@ -1,5 +1,5 @@
-//! Environments for agents: FrozenLake and Sokoban with the text protocol of the reference implementation, any other
-//! environment as a separate process or a service, and mixtures of environments.
+//! Environments for agents: FrozenLake and Sokoban with the text protocol of the reference implementation, questions
+//! with known answers, any other environment as a separate process or a service, and mixtures of environments.
 //!
 //! The agent reads an observation and answers with one action per turn, such as `<answer>Right</answer>`. The built-in
 //! worlds are determined by their seed.
@@ -10,6 +10,7 @@ pub mod http;
 pub mod mixed;
 pub mod process;
 mod protocol;
+pub mod questions;
 pub mod sokoban;
 
 pub use action::ActionPattern;
@@ -18,6 +19,7 @@ pub use http::Http;
 pub use mixed::Mixed;
 pub use process::Process;
 pub(crate) use protocol::seed_on_the_wire;
+pub use questions::Questions;
 pub use sokoban::Sokoban;
 
 use rand::RngCore;

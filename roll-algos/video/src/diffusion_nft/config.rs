@@ -183,7 +183,8 @@ pub(super) struct NftPlan {
 }
 
 impl DiffusionNftConfig {
-    /// Fails on values that are out of range or contradict one another, naming the key.
+    /// The plan of a run of a model with these `facts`. Fails on values that are out of range or contradict one
+    /// another; the error names the key.
     pub(super) fn plan(&self, facts: ScheduleFacts) -> Result<NftPlan> {
         let shared = self.shared();
         check_ranges("algo", self)?;

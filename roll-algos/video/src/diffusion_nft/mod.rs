@@ -27,11 +27,13 @@ use roll_step::update::diffusion;
 
 pub use config::{DiffusionNftConfig, Regression, RewardGradient};
 
+use crate::draw_keys::in_unit_interval;
 use crate::flow_matching::mixed;
 use crate::kl_reference::KlReference;
 use crate::policy_gradient::old_policy::with_parameters;
 use crate::policy_gradient::round::{
-    Group, NoExploration, Rollout, RoundOptions, RoundState, generate, key_in, require_different_videos, set_advantages,
+    Group, NoExploration, Rollout, RoundOptions, RoundState, generate, key_of_update, require_different_videos,
+    set_advantages,
 };
 use crate::policy_gradient::tally::Tally;
 use crate::policy_gradient::{
@@ -67,26 +69,27 @@ impl Method for DiffusionNftConfig {
         let (shared, plan) = (self.shared(), self.plan(diffusion(ctx.model, NAME)?.schedule())?);
         let mut round = RoundState::new(ctx);
 
-        let old = state.old_policy.parameters(ctx.model)?.to_vec();
+        let old_parameters = state.old_policy.parameters(ctx.model)?.to_vec();
         let options = RoundOptions {
             algorithm: NAME,
             sampling: &plan.sampling,
             shared: &shared,
-            same_start: false,
+            has_same_start: false,
             share_prefix: false,
         };
         let prepared = &mut state.prepared;
-        let mut groups =
-            with_parameters(ctx, &old, |ctx| generate(&options, prepared, ctx, &mut NoExploration, &mut round))?;
+        let mut groups = with_parameters(ctx, &old_parameters, |ctx| {
+            generate(&options, prepared, ctx, &mut NoExploration, &mut round)
+        })?;
         let is_finite = set_advantages(&shared, ctx, &mut groups, &mut round)?;
         state.train(&shared, ctx, &mut groups, is_finite, &mut round, |prepared, ctx, group, round| {
             let predictions = PredictionReward::of(self, prepared, ctx, group)?;
-            self.accumulate(ctx, &plan, group, &old, predictions.as_ref(), round)
+            self.accumulate(ctx, &plan, group, &old_parameters, predictions.as_ref(), round)
         })?;
 
         let decay = self.old_policy.at(ctx.step);
         state.old_policy.follow(ctx.model, decay)?;
-        round.tally.mean("actor/old_policy_decay", decay);
+        round.tally.add_to_mean("actor/old_policy_decay", decay);
         round.report(ctx, &shared)
     }
 }
@@ -101,7 +104,7 @@ struct NoisedCopy<'a> {
     noise: Tensor,
     /// The noised latents x_t.
     x: Tensor,
-    /// The velocity of the old policy; empty until `accumulate` computes it.
+    /// The velocity of the old policy; empty until `predict_by_others` sets it.
     old: Tensor,
     /// The velocity of the KL's reference, if it is needed.
     reference: Option<Tensor>,
@@ -130,17 +133,7 @@ impl DiffusionNftConfig {
         let boundary = diffusion(ctx.model, NAME)?.schedule().boundary;
         copies.sort_by_key(|copy| boundary.is_some_and(|boundary| copy.timestep.uses_low_noise(boundary)));
         round.begin(REFERENCE, "predicting by the old policy")?;
-        with_parameters(ctx, old_parameters, |ctx| {
-            for batch in copies.chunks_mut(self.at_once) {
-                let old = velocities(ctx.model, batch, Adapter::On)?;
-                batch.iter_mut().zip(old).for_each(|(copy, v)| copy.old = v);
-                if self.needs_reference() {
-                    let references = velocities(ctx.model, batch, self.kl_reference.adapter())?;
-                    batch.iter_mut().zip(references).for_each(|(copy, v)| copy.reference = Some(v));
-                }
-            }
-            Ok(())
-        })?;
+        self.predict_by_others(ctx, old_parameters, &mut copies)?;
         for batch in copies.chunks(self.at_once) {
             round.begin(FORWARD, "predicting velocities")?;
             let inputs: Vec<VelocityInput<'_>> = batch.iter().map(NoisedCopy::input).collect();
@@ -151,7 +144,7 @@ impl DiffusionNftConfig {
                 if let Some(predictions) = predictions {
                     predictions.add(ctx, copy, &velocity, &mut loss, round)?;
                 }
-                round.tally.mean("actor/loss", loss.value);
+                round.tally.add_to_mean("actor/loss", loss.value);
                 if !loss.value.is_finite() {
                     let what = format!("the loss at noise level {:.3}", copy.sigma.0);
                     round.outcome.nonfinite = Some((what, loss.value));
@@ -170,8 +163,28 @@ impl DiffusionNftConfig {
         Ok(())
     }
 
-    /// The noised copies of one video in the update number `update`: `levels_per_video` levels, spread evenly over the
-    /// levels of the sampler.
+    /// Sets the velocities of the old policy at `copies`, and those of the KL's reference if it is needed.
+    fn predict_by_others(
+        &self,
+        ctx: &mut StepContext<'_>,
+        old_parameters: &[f32],
+        copies: &mut [NoisedCopy<'_>],
+    ) -> Result<()> {
+        with_parameters(ctx, old_parameters, |ctx| {
+            for batch in copies.chunks_mut(self.at_once) {
+                let old = velocities(ctx.model, batch, Adapter::On)?;
+                batch.iter_mut().zip(old).for_each(|(copy, v)| copy.old = v);
+                if self.needs_reference() {
+                    let references = velocities(ctx.model, batch, self.kl_reference.adapter())?;
+                    batch.iter_mut().zip(references).for_each(|(copy, v)| copy.reference = Some(v));
+                }
+            }
+            Ok(())
+        })
+    }
+
+    /// The noised copies of one video in the update number `update`. They have `levels_per_video` noise levels, spread
+    /// evenly over the levels of the sampler.
     fn noised_copies<'a>(
         &self,
         noise: &Noise,
@@ -182,13 +195,13 @@ impl DiffusionNftConfig {
         update: usize,
     ) -> Result<Vec<NoisedCopy<'a>>> {
         let (count, n) = (self.levels_per_video, video.latents.len());
-        let key = key_in(video.key, update);
+        let key = key_of_update(video.key, update);
         let mut uniform = noise.uniform(Purpose::Levels, step, key);
         let noises = noise.normal(Purpose::Noising, step, key, &[count, n])?;
         let mut copies = Vec::new();
         for (i, noise) in noises.f32s()?.chunks_exact(n).enumerate() {
-            // Stratified: one draw in each of `count` equal parts of [0, 1). `uniform` draws from [-1, 1).
-            let quantile = (i as f64 + 0.5 * (f64::from(uniform()) + 1.0)) / count as f64;
+            // Stratified: one draw in each of `count` equal parts of [0, 1).
+            let quantile = (i as f64 + in_unit_interval(uniform())) / count as f64;
             let index = (quantile * plan.steps.len() as f64) as usize;
             let position = plan.steps[index.min(plan.steps.len() - 1)];
             let sigma = plan.sampling.schedule.sigma(position);
@@ -218,20 +231,20 @@ impl DiffusionNftConfig {
             Regression::Awm => {
                 let AwmTerm { term, gradient, .. } =
                     awm::at_level(self.matching, awm::GHUBER_POWER, advantage, plan.ratio_range, &noised);
-                tally.mean("actor/ratio", term.ratio);
-                tally.mean("actor/clip_fraction", f64::from(u8::from(plan.ratio_range.is_out(term.ratio))));
+                tally.add_to_mean("actor/ratio", term.ratio);
+                tally.add_to_mean("actor/clip_fraction", f64::from(u8::from(plan.ratio_range.is_out(term.ratio))));
                 ValueAndGradient { value: term.loss, gradient }
             }
         };
-        tally.mean("actor/policy_loss", loss.value);
+        tally.add_to_mean("actor/policy_loss", loss.value);
         let deviation = distance::squared(v, old, mask);
-        tally.mean("actor/deviation", deviation);
+        tally.add_to_mean("actor/deviation", deviation);
         loss.value += self.old_kl_weight * deviation;
         distance::add_squared_gradient(&mut loss.gradient, self.old_kl_weight, v, old, mask);
         if let Some(reference) = &copy.reference {
             let reference = reference.f32s()?;
             let kl = distance::squared(v, reference, mask);
-            tally.mean("actor/kl_loss", kl);
+            tally.add_to_mean("actor/kl_loss", kl);
             loss.value += self.kl_weight * kl;
             distance::add_squared_gradient(&mut loss.gradient, self.kl_weight, v, reference, mask);
         }
@@ -245,7 +258,7 @@ impl NoisedCopy<'_> {
         VelocityInput { latents, timestep: self.timestep, conditioning }
     }
 
-    /// The input of the losses: this copy with `velocity`, the velocity of the policy in training at it.
+    /// The input of the losses: this copy, with the `velocity` of the policy in training at the copy.
     fn at<'b>(&'b self, velocity: &'b Tensor) -> Result<Noised<'b>> {
         // A given first frame is not generated, and so not part of the loss.
         let given_frames = usize::from(self.conditions.prompt.first_frame.is_some());
@@ -288,7 +301,7 @@ fn passes(options: &Options) -> Result<Passes> {
     let (forward, pulled) = (config.group_size * velocities * steps + copies, copies);
     let videos = Videos { count: config.group_size, at_once: config.at_once };
     let data_loss_passes = shared.data_loss_passes();
-    // An upper bound: copies above `reward_gradient.max_timestep_boundary` are not decoded.
+    // An upper bound, because copies above `reward_gradient.max_timestep_boundary` are not decoded.
     let predicted = if config.reward_gradient.weight > 0.0 { copies } else { 0 };
     Ok(Passes {
         forward: forward + data_loss_passes,

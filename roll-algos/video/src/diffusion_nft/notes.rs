@@ -12,6 +12,7 @@ roll_core::inventory::submit! {
     OptionNotes { kind: Kind::Algorithm, name: NAME, idle: IDLE, more: Some(notes) }
 }
 
+/// Keys without effect under a condition on one key.
 const IDLE: &[IdleKeys] = &[
     SHIFT,
     GUIDANCE,
@@ -40,6 +41,7 @@ const SAME_POLICY: IdleKeys = IdleKeys {
     because: "with `algo.old_policy: follow` and one update a step the policy in training is the old one",
 };
 
+/// The notes that depend on several keys. Fails on a `noise_seed`.
 fn notes(config: &ConfiguredOptions<'_>) -> Result<Vec<String>> {
     if config.value("noise_seed").is_some() {
         return Err(same_videos(NAME));

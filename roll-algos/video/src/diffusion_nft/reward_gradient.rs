@@ -65,7 +65,7 @@ impl<'a> PredictionReward<'a> {
         if config.reward_gradient.weight == 0.0 {
             return Ok(None);
         }
-        let sample = &ctx.samples[group.sample];
+        let sample = &ctx.samples[group.position];
         let target = prepared.target(reward(ctx, NAME)?, sample, config.reference)?;
         Ok(Some(Self { options: config.reward_gradient, sample, target, frame_rate: config.frame_rate }))
     }
@@ -92,11 +92,11 @@ impl<'a> PredictionReward<'a> {
         round.begin(SCORING, "scoring a prediction")?;
         let measured = Measured::of(&video, self.sample, &self.target, reward(ctx, NAME)?, Grad::Record)?;
         let is_missing = matches!(measured, Measured::Skipped(_));
-        round.tally.mean("actor/prediction_unscored", f64::from(u8::from(is_missing)));
+        round.tally.add_to_mean("actor/prediction_unscored", f64::from(u8::from(is_missing)));
         let Measured::Score { value, pullback, .. } = measured else { return Ok(()) };
-        round.tally.mean("actor/prediction_score", value);
+        round.tally.add_to_mean("actor/prediction_score", value);
         loss.value -= self.options.weight * value;
-        // No pullback: the score is the constant of `reward.on_missing`.
+        // Without a pullback, the score is the constant of `reward.on_missing`.
         let Some(pullback) = pullback else { return Ok(()) };
         round.begin(PULL, "pulling back through reward and decoder")?;
         let d_data = pull_frames(pullback, decode, -self.options.weight)?;

@@ -75,8 +75,8 @@ fn every_video_has_levels_and_noise_of_its_own() {
     let mut bench = set_up(config.clone());
     let (samples, noise, shared) = (two(), Noise::new(11), config.shared());
     let plan = config.plan(bench.model.schedule()).unwrap();
-    let (sampling, same_start, share_prefix) = (&plan.sampling, false, false);
-    let options = RoundOptions { algorithm: NAME, sampling, shared: &shared, same_start, share_prefix };
+    let (sampling, has_same_start, share_prefix) = (&plan.sampling, false, false);
+    let options = RoundOptions { algorithm: NAME, sampling, shared: &shared, has_same_start, share_prefix };
     let mut ctx = StepContext {
         step: 0,
         samples: &samples,
@@ -155,12 +155,15 @@ fn videos_without_an_advantage_cost_no_backward_pass() {
     let mut bench = set_up(DiffusionNftConfig { best_of: Some(2), ..small() });
     let report = bench.step(0, &two(), 0.1);
     // Two of four videos of two prompts, at two levels.
-    assert_eq!((bench.model.recorded, report.metrics["actor/trained"], report.metrics["actor/samples"]), (8, 4.0, 8.0));
+    assert_eq!(
+        (bench.model.recorded_passes, report.metrics["actor/trained"], report.metrics["actor/samples"]),
+        (8, 4.0, 8.0)
+    );
     // A constant score teaches nothing, and the step says so.
     let mut bench = set_up(small());
     bench.reward.on_missing = OnMissing::Value(0.5);
     let report = bench.step(0, &[sample(0, "missing")], 0.1);
-    assert_eq!((bench.model.recorded, report.applied, report.metrics["actor/equal_groups"]), (0, false, 1.0));
+    assert_eq!((bench.model.recorded_passes, report.applied, report.metrics["actor/equal_groups"]), (0, false, 1.0));
 }
 
 #[test]
@@ -171,7 +174,7 @@ fn copies_at_the_boundary_are_trained_in_the_expert_that_the_sampler_uses() {
     bench.model.boundary = Some(0.9);
     bench.model.trained = SigmaRange { low: Sigma(0.9), high: Sigma(1.0) };
     bench.step(0, &two(), 0.1);
-    let timesteps: Vec<f64> = bench.model.asked.iter().map(|(timestep, _)| *timestep).collect();
+    let timesteps: Vec<f64> = bench.model.velocity_calls.iter().map(|(timestep, _)| *timestep).collect();
     assert!(timesteps.contains(&900.0) && !timesteps.iter().any(|t| (899.0..900.0).contains(t)), "{timesteps:?}");
     assert!(bench.strategy.gradient.iter().any(|g| *g != 0.0));
 }
@@ -182,7 +185,7 @@ fn passes_through_the_copies_of_a_prompt_change_experts_once() {
     bench.model.boundary = Some(0.9);
     bench.step(0, &two()[..1], 0.1);
     // After 4 videos of 4 steps: 16 copies by the old policy, and 16 recorded.
-    let is_low: Vec<bool> = bench.model.asked[16..].iter().map(|(timestep, _)| *timestep < 900.0).collect();
+    let is_low: Vec<bool> = bench.model.velocity_calls[16..].iter().map(|(timestep, _)| *timestep < 900.0).collect();
     assert_eq!(is_low.len(), 32);
     for pass in is_low.chunks(16) {
         assert!(pass.is_sorted() && !pass[0] && pass[15], "{pass:?}");
@@ -378,11 +381,11 @@ fn plan_counts_the_velocities_of_a_step() {
             ..small()
         };
         let mut bench = Bench::new(DiffusionNft::new(config.clone()), Sines::new());
-        bench.model.prompted = 0.2;
+        bench.model.prompt_weight = 0.2;
         bench.step(0, &[sample(0, "a")], 0.0);
         let planned = passes(serde_json::to_value(&config).unwrap().as_object().unwrap()).unwrap();
-        assert_eq!(bench.model.asked.len(), planned.forward + planned.references());
-        assert_eq!(bench.model.recorded, planned.pulled);
+        assert_eq!(bench.model.velocity_calls.len(), planned.forward + planned.references());
+        assert_eq!(bench.model.recorded_passes, planned.pulled);
         assert_eq!((planned.held(), planned.decoded()), (1, [4, 8 * updates_per_step]));
     }
 }

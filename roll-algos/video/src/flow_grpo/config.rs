@@ -218,7 +218,8 @@ pub(super) struct FlowGrpoPlan {
 }
 
 impl FlowGrpoConfig {
-    /// Fails on values that are out of range or contradict one another, naming the key.
+    /// The plan of a run of a model with these `facts`. Fails on values that are out of range or contradict one
+    /// another; the error names the key.
     pub(super) fn plan(&self, facts: ScheduleFacts) -> Result<FlowGrpoPlan> {
         let shared = self.shared();
         check_ranges("algo", self)?;

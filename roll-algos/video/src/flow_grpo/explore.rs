@@ -5,6 +5,7 @@ use std::ops::Range;
 use roll_core::{Noise, Purpose, Result, Tensor};
 
 use super::config::FlowGrpoPlan;
+use crate::draw_keys::{UPDATE_OR_STEP_BIT, in_unit_interval};
 use crate::policy_gradient::round::Explore;
 
 /// The record of one stochastic step of a batch of videos.
@@ -12,7 +13,7 @@ pub(super) struct StepRecord {
     /// Index of the step in the schedule.
     pub(super) step: usize,
     /// The transition of each video of the batch.
-    pub(super) videos: Vec<Transition>,
+    pub(super) transitions: Vec<Transition>,
 }
 
 /// A stochastic step of one video. Latents are kept as f32, because rounded latents would have another log-probability.
@@ -40,11 +41,11 @@ pub(super) struct WindowExplorer<'a> {
 }
 
 impl<'a> WindowExplorer<'a> {
-    /// The window of the prompt in `row` of the data. It depends on the row alone, so that all videos of a prompt, on
-    /// any rank, have the same window.
+    /// The window of the prompt in `row` of the data. In a round, it depends on the row alone, so that all videos of a
+    /// prompt, on any rank, have the same window.
     fn window(&self, row: u64) -> Range<usize> {
         let mut draw = self.noise.uniform(Purpose::Levels, self.round, row);
-        self.plan.windows.at(self.round, 0.5 * (f64::from(draw()) + 1.0))
+        self.plan.windows.at(self.round, in_unit_interval(draw()))
     }
 
     pub(super) fn new(plan: &'a FlowGrpoPlan, noise: &'a Noise, round: u64) -> Self {
@@ -55,7 +56,7 @@ impl<'a> WindowExplorer<'a> {
 impl Explore for WindowExplorer<'_> {
     type Record = Vec<StepRecord>;
 
-    fn prefix(&self, row: u64) -> usize {
+    fn steps_before(&self, row: u64) -> usize {
         self.window(row).start
     }
 
@@ -70,16 +71,17 @@ impl Explore for WindowExplorer<'_> {
         if !self.window.contains(&i) {
             return Ok(None);
         }
-        let mut videos = Vec::new();
+        let mut transitions = Vec::new();
         for ((x, v), key) in xs.iter().zip(vs).zip(&self.keys) {
             // The number of the step enters the key, so that each step of a video has its own noise.
-            let z = self.noise.normal(Purpose::Steps, self.round, key ^ ((i as u64) << 28), x.shape())?;
+            let z =
+                self.noise.normal(Purpose::Steps, self.round, key ^ ((i as u64) << UPDATE_OR_STEP_BIT), x.shape())?;
             let next = step.next(&step.mean(x.f32s()?, v.f32s()?), z.f32s()?);
             let next = Tensor::new(next.into_iter().map(|v| v as f32).collect::<Vec<f32>>(), x.shape())?;
-            videos.push(Transition { x: x.clone(), next, velocity: v.clone() });
+            transitions.push(Transition { x: x.clone(), next, velocity: v.clone() });
         }
-        let next_latents = videos.iter().map(|video| video.next.clone()).collect();
-        self.records.push(StepRecord { step: i, videos });
+        let next_latents = transitions.iter().map(|transition| transition.next.clone()).collect();
+        self.records.push(StepRecord { step: i, transitions });
         Ok(Some(next_latents))
     }
 

@@ -69,7 +69,7 @@ impl Method for FlowGrpoConfig {
             algorithm: NAME,
             sampling: &plan.sampling,
             shared: &shared,
-            same_start: self.same_latent,
+            has_same_start: self.same_latent,
             share_prefix: self.share_prefix,
         };
         let mut explorer = WindowExplorer::new(&plan, ctx.noise, ctx.step);
@@ -86,10 +86,27 @@ impl Method for FlowGrpoConfig {
 /// Factors of the terms of one step's loss.
 #[derive(Clone, Copy)]
 struct TermFactors {
-    /// Factor of the policy loss: `kl` times the normalised weight of the step (`algo.step_weight`).
+    /// Factor of the policy loss: the factor of the KL times the normalised weight of the step (`algo.step_weight`).
     policy: f64,
     /// Factor of the KL: the weight of the sample, divided by the number of trained steps.
     kl: f64,
+}
+
+/// A stochastic step of a prompt's videos.
+struct StochasticStep<'a> {
+    plan: &'a FlowGrpoPlan,
+    conditions: &'a Conditions,
+    step: SdeStep,
+    factors: TermFactors,
+}
+
+/// The loss of one video's step.
+struct StepLoss {
+    value: f64,
+    /// The cotangent of the guided velocity.
+    d_velocity: Tensor,
+    /// The cotangent of the velocity under the prompt, without guidance; `None` without a KL.
+    d_conditional: Option<Tensor>,
 }
 
 impl FlowGrpoConfig {
@@ -106,7 +123,7 @@ impl FlowGrpoConfig {
         let records = groups.iter().flat_map(|group| &group.records).flatten();
         let weights = records.flat_map(|record| {
             let weight = plan.steps[record.step].map_or(0.0, |step| self.step_weight.of(&step));
-            std::iter::repeat_n(weight, record.videos.len())
+            std::iter::repeat_n(weight, record.transitions.len())
         });
         let all = ranks::join_f64(ctx.strategy.ranks().data.as_ref(), weights.collect())?;
         let mean = all.iter().sum::<f64>() / all.len().max(1) as f64;
@@ -124,38 +141,38 @@ impl FlowGrpoConfig {
         round: &mut RoundState<'_>,
     ) -> Result<()> {
         let Group { weight, conditions, videos, records, .. } = group;
+        let conditions: &Conditions = conditions;
         for (videos, steps) in videos.chunks(self.at_once).zip(records) {
             if videos.iter().all(|video| video.advantage == 0.0) {
                 continue;
             }
-            let kl = *weight / steps.len() as f64;
+            let step_share = *weight / steps.len() as f64;
             for record in steps {
                 if round.outcome.nonfinite.is_some() {
                     return Ok(());
                 }
                 let Some(step) = plan.steps[record.step] else { continue };
-                let factors = TermFactors { policy: kl * weight_scale * self.step_weight.of(&step), kl };
-                self.accumulate_step(ctx, plan, conditions, videos, record, &step, factors, round)?;
+                let policy = step_share * weight_scale * self.step_weight.of(&step);
+                let factors = TermFactors { policy, kl: step_share };
+                let stochastic_step = StochasticStep { plan, conditions, step, factors };
+                self.accumulate_step(ctx, &stochastic_step, videos, record, round)?;
             }
         }
         Ok(())
     }
 
     /// Adds the gradient of one stochastic step of a batch of videos to the accumulators of the strategy.
-    #[allow(clippy::too_many_arguments)]
     fn accumulate_step(
         &self,
         ctx: &mut StepContext<'_>,
-        plan: &FlowGrpoPlan,
-        conditions: &Conditions,
+        stochastic_step: &StochasticStep<'_>,
         videos: &[Rollout],
         record: &mut StepRecord,
-        step: &SdeStep,
-        factors: TermFactors,
         round: &mut RoundState<'_>,
     ) -> Result<()> {
+        let &StochasticStep { plan, conditions, .. } = stochastic_step;
         let timestep = plan.sampling.schedule.timestep(record.step);
-        let xs: Vec<Tensor> = record.videos.iter().map(|video| video.x.clone()).collect();
+        let xs: Vec<Tensor> = record.transitions.iter().map(|transition| transition.x.clone()).collect();
         let model = diffusion(ctx.model, NAME)?;
         let references = if self.kl_weight > 0.0 {
             round.begin(REFERENCE, "predicting by the reference")?;
@@ -171,28 +188,22 @@ impl FlowGrpoConfig {
         let guided = guidance.velocities(model, &xs, timestep, conditions, Adapter::On, Grad::Record)?;
         let (velocities, conditional) = (guided.velocity.unstack()?, guided.conditional.unstack()?);
         if self.replay && round.update == 0 {
-            record.videos.iter_mut().zip(&velocities).for_each(|(video, velocity)| video.velocity = velocity.clone());
+            for (transition, velocity) in record.transitions.iter_mut().zip(&velocities) {
+                transition.velocity = velocity.clone();
+            }
         }
         let (mut cotangents, mut kl_cotangents) = (Vec::new(), Vec::new());
-        for (i, (video, transition)) in videos.iter().zip(&record.videos).enumerate() {
+        for (i, (video, transition)) in videos.iter().zip(&record.transitions).enumerate() {
             let reference = references.get(i);
-            let (loss, d_velocity, d_conditional) = self.loss_at(
-                plan,
-                step,
-                conditions,
-                video,
-                transition,
-                [&velocities[i], &conditional[i]],
-                reference,
-                factors,
-                &mut round.tally,
-            )?;
-            if !loss.is_finite() {
-                round.outcome.nonfinite = Some((format!("the loss at step {}", record.step), loss));
+            let guided_and_conditional = [&velocities[i], &conditional[i]];
+            let tally = &mut round.tally;
+            let loss = self.loss_at(stochastic_step, video, transition, guided_and_conditional, reference, tally)?;
+            if !loss.value.is_finite() {
+                round.outcome.nonfinite = Some((format!("the loss at step {}", record.step), loss.value));
                 return Ok(());
             }
-            cotangents.push(d_velocity);
-            kl_cotangents.extend(d_conditional);
+            cotangents.push(loss.d_velocity);
+            kl_cotangents.extend(loss.d_conditional);
         }
         round.begin(PULL, "pulling back")?;
         let pullback = guided.pullback.ok_or_else(|| AlgorithmError::NoPullback { what: "the velocity".into() })?;
@@ -202,28 +213,54 @@ impl FlowGrpoConfig {
         ctx.strategy.accumulate(ctx.model)
     }
 
-    /// Returns the loss of one video's step, the cotangent of the guided `velocity` and, with a `reference`, the
-    /// cotangent of `conditional`, the velocity under the prompt without guidance.
-    #[allow(clippy::too_many_arguments)]
+    /// The loss of one video's step, at the guided `velocity` and at `conditional`, the velocity under the prompt
+    /// without guidance. A KL is part of it if there is a `reference`.
     fn loss_at(
         &self,
-        plan: &FlowGrpoPlan,
-        step: &SdeStep,
-        conditions: &Conditions,
+        stochastic_step: &StochasticStep<'_>,
         video: &Rollout,
         transition: &Transition,
         [velocity, conditional]: [&Tensor; 2],
         reference: Option<&Tensor>,
-        factors: TermFactors,
         tally: &mut Tally,
-    ) -> Result<(f64, Tensor, Option<Tensor>)> {
+    ) -> Result<StepLoss> {
         if video.advantage == 0.0 {
             let zeros = Tensor::zeros(velocity.shape());
-            return Ok((0.0, zeros.clone(), reference.map(|_| zeros)));
+            return Ok(StepLoss { value: 0.0, d_velocity: zeros.clone(), d_conditional: reference.map(|_| zeros) });
         }
+        let &StochasticStep { conditions, step, factors, .. } = stochastic_step;
         // A given first frame is not generated, and so not part of the loss.
         let given_frames = usize::from(conditions.prompt.first_frame.is_some());
         let mask = LossMask::after(given_frames, velocity.shape())?;
+        let advantage = clip::bounded(video.advantage, self.advantage_clip);
+        let (policy_loss, d_velocity) =
+            self.policy_loss_at(stochastic_step, advantage, transition, velocity, mask, tally)?;
+        let mut value = policy_loss;
+        let d_conditional = match reference {
+            None => None,
+            Some(reference) => {
+                let weight = factors.kl * self.kl_weight;
+                let (kl, gradient) = self.kl_at(&step, conditional, reference, mask, weight)?;
+                tally.add_to_mean("actor/kl_loss", kl);
+                value += self.kl_weight * kl;
+                Some(gradient)
+            }
+        };
+        tally.add_to_mean("actor/loss", value);
+        Ok(StepLoss { value, d_velocity, d_conditional })
+    }
+
+    /// The policy loss of one video's step, and the cotangent of the guided `velocity`.
+    fn policy_loss_at(
+        &self,
+        stochastic_step: &StochasticStep<'_>,
+        advantage: f64,
+        transition: &Transition,
+        velocity: &Tensor,
+        mask: LossMask,
+        tally: &mut Tally,
+    ) -> Result<(f64, Tensor)> {
+        let &StochasticStep { plan, step, factors, .. } = stochastic_step;
         // Both means are computed in the same way from the same latents, so that equal velocities have the ratio 1, bit
         // for bit.
         let (x, next) = (transition.x.f32s()?, transition.next()?);
@@ -235,7 +272,6 @@ impl FlowGrpoConfig {
             variance: step.variance(),
             root: step.root(),
         };
-        let advantage = clip::bounded(video.advantage, self.advantage_clip);
         let StepTerm { term, d_squared, is_dropped } = match self.loss {
             PolicyLoss::Clip => loss::clip(shift, advantage, plan.ratio_range),
             PolicyLoss::Guard => guard(shift, advantage, plan.ratio_range),
@@ -252,32 +288,34 @@ impl FlowGrpoConfig {
             PolicyLoss::Dppo => is_dropped,
             _ => plan.ratio_range.is_out(term.ratio),
         };
-        tally.mean("actor/policy_loss", term.loss);
-        tally.mean("actor/ratio", term.ratio);
-        tally.mean("actor/clip_fraction", f64::from(u8::from(is_clipped)));
-        tally.mean("actor/approx_kl", 0.5 * shift.log_ratio.powi(2));
-        tally.mean("actor/deviation", shift.squared);
-        let mut value = term.loss;
-        let d_conditional = match reference {
-            None => None,
-            Some(reference) => {
-                let (c, r) = (conditional.f32s()?, reference.f32s()?);
-                // The means of a step differ by `velocity_factor` times the difference of velocities.
-                let scale = match self.kl_of {
-                    KlOf::Velocity => 1.0,
-                    KlOf::Mean => 0.5 * (step.velocity_factor() / step.std()).powi(2),
-                };
-                let kl = scale * distance::squared(c, r, mask);
-                tally.mean("actor/kl_loss", kl);
-                value += self.kl_weight * kl;
-                let mut gradient = vec![0.0; c.len()];
-                let weight = factors.kl * self.kl_weight * scale;
-                distance::add_squared_gradient(&mut gradient, weight, c, r, mask);
-                Some(narrow(&gradient, conditional.shape())?)
-            }
+        tally.add_to_mean("actor/policy_loss", term.loss);
+        tally.add_to_mean("actor/ratio", term.ratio);
+        tally.add_to_mean("actor/clip_fraction", f64::from(u8::from(is_clipped)));
+        tally.add_to_mean("actor/approx_kl", 0.5 * shift.log_ratio.powi(2));
+        tally.add_to_mean("actor/deviation", shift.squared);
+        Ok((term.loss, narrow(&d_velocity, velocity.shape())?))
+    }
+
+    /// The KL of one video's step from the velocity `reference`, and `weight` times its gradient with respect to the
+    /// velocity `conditional`.
+    fn kl_at(
+        &self,
+        step: &SdeStep,
+        conditional: &Tensor,
+        reference: &Tensor,
+        mask: LossMask,
+        weight: f64,
+    ) -> Result<(f64, Tensor)> {
+        let (c, r) = (conditional.f32s()?, reference.f32s()?);
+        // The means of a step differ by `velocity_factor` times the difference of velocities.
+        let scale = match self.kl_of {
+            KlOf::Velocity => 1.0,
+            KlOf::Mean => 0.5 * (step.velocity_factor() / step.std()).powi(2),
         };
-        tally.mean("actor/loss", value);
-        Ok((value, narrow(&d_velocity, velocity.shape())?, d_conditional))
+        let kl = scale * distance::squared(c, r, mask);
+        let mut gradient = vec![0.0; c.len()];
+        distance::add_squared_gradient(&mut gradient, weight * scale, c, r, mask);
+        Ok((kl, narrow(&gradient, conditional.shape())?))
     }
 }
 

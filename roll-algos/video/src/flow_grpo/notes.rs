@@ -11,6 +11,7 @@ roll_core::inventory::submit! {
     OptionNotes { kind: Kind::Algorithm, name: NAME, idle: IDLE, more: Some(policy_gradient) }
 }
 
+/// Keys without effect under a condition on one key.
 const IDLE: &[IdleKeys] = &[
     SHIFT,
     GUIDANCE,

@@ -33,7 +33,7 @@ fn ratio_is_exactly_one_before_the_first_update() {
             for guidance_scale in [1.0, 2.5] {
                 let config = FlowGrpoConfig { sde, at_once, guidance_scale: guidance_scale.into(), ..small() };
                 let mut bench = set_up(config);
-                bench.model.prompted = 0.2;
+                bench.model.prompt_weight = 0.2;
                 let metrics = bench.step(0, &two(), 0.1).metrics;
                 let found = ["actor/ratio", "actor/approx_kl", "actor/clip_fraction"].map(|name| metrics[name]);
                 assert_eq!(found, [1.0, 0.0, 0.0], "{sde:?} {at_once}");
@@ -62,8 +62,8 @@ fn context<'a>(bench: &'a mut Bench<FlowGrpo>, samples: &'a [Sample], noise: &'a
 /// Videos and advantages of a round, generated with the current parameters of the model.
 fn rollouts(bench: &mut Bench<FlowGrpo>, config: &FlowGrpoConfig, plan: &FlowGrpoPlan) -> Vec<Group<Vec<StepRecord>>> {
     let (samples, noise, shared) = (two(), Noise::new(11), config.shared());
-    let (sampling, same_start, share_prefix) = (&plan.sampling, false, false);
-    let options = RoundOptions { algorithm: NAME, sampling, shared: &shared, same_start, share_prefix };
+    let (sampling, has_same_start, share_prefix) = (&plan.sampling, false, false);
+    let options = RoundOptions { algorithm: NAME, sampling, shared: &shared, has_same_start, share_prefix };
     let mut prepared = Prepared::default();
     let mut context = context(bench, &samples, &noise);
     let mut round = RoundState::new(&mut context);
@@ -109,7 +109,7 @@ fn step_gradient_matches_finite_differences() {
             ..small()
         };
         let mut bench = set_up(config.clone());
-        bench.model.prompted = 0.2;
+        bench.model.prompt_weight = 0.2;
         let plan = config.plan(bench.model.schedule()).unwrap();
         let mut groups = rollouts(&mut bench, &config, &plan);
         let videos = groups.iter().map(|group| group.videos.len()).sum::<usize>() as f64;
@@ -140,7 +140,7 @@ fn replayed_rollout_has_ratio_one() {
         let mut groups = rollouts(&mut bench, &config, &plan);
         // Generation by another engine would have found other velocities.
         let records = groups.iter_mut().flat_map(|group| &mut group.records).flatten();
-        for transition in records.flat_map(|record| &mut record.videos) {
+        for transition in records.flat_map(|record| &mut record.transitions) {
             let velocity: Vec<f32> = transition.velocity.f32s().unwrap().iter().map(|v| v * 1.01).collect();
             transition.velocity = Tensor::new(velocity, transition.velocity.shape()).unwrap();
         }
@@ -218,11 +218,11 @@ fn plan_counts_the_velocities_of_a_step() {
             ..small()
         };
         let mut bench = set_up(config.clone());
-        bench.model.prompted = 0.2;
+        bench.model.prompt_weight = 0.2;
         bench.step(0, &[sample(0, "a")], 0.0);
         let planned = passes(serde_json::to_value(&config).unwrap().as_object().unwrap()).unwrap();
-        assert_eq!(bench.model.asked.len(), planned.forward + planned.references());
-        assert_eq!(bench.model.recorded, planned.pulled);
+        assert_eq!(bench.model.velocity_calls.len(), planned.forward + planned.references());
+        assert_eq!(bench.model.recorded_passes, planned.pulled);
         assert_eq!((planned.held(), planned.decoded()), (2, [4, 0]));
     }
 }
@@ -273,10 +273,10 @@ fn batches_without_an_advantage_cost_no_backward_pass() {
     let mut bench = set_up(FlowGrpoConfig { best_of: Some(2), ..small() });
     let report = bench.step(0, &two(), 0.1);
     // Two of four videos of two prompts, at two steps.
-    assert_eq!((bench.model.recorded, report.metrics["actor/trained"]), (8, 4.0));
+    assert_eq!((bench.model.recorded_passes, report.metrics["actor/trained"]), (8, 4.0));
     let mut bench = set_up(small());
     bench.reward.on_missing = OnMissing::Value(0.5);
-    assert!(!bench.step(0, &[sample(0, "missing")], 0.1).applied && bench.model.recorded == 0);
+    assert!(!bench.step(0, &[sample(0, "missing")], 0.1).applied && bench.model.recorded_passes == 0);
 }
 
 #[test]
@@ -319,8 +319,9 @@ fn videos_of_a_step_pass_through_one_expert_after_the_other_and_keep_their_bits(
         for boundary in [0.99, 0.93, 0.87, 0.6] {
             let (metrics, gradient, model) = step(Some(boundary));
             assert_eq!((&metrics, &gradient), (&whole.0, &whole.1), "{boundary}");
-            let rollouts = model.asked.len() - 2 * model.recorded;
-            let is_low: Vec<bool> = model.asked[..rollouts].iter().map(|(t, _)| *t < 1000.0 * boundary).collect();
+            let rollouts = model.velocity_calls.len() - 2 * model.recorded_passes;
+            let is_low: Vec<bool> =
+                model.velocity_calls[..rollouts].iter().map(|(t, _)| *t < 1000.0 * boundary).collect();
             assert!(is_low.is_sorted() && is_low[rollouts - 1] && !is_low[0], "{boundary}: {is_low:?}");
         }
     }
@@ -347,11 +348,11 @@ fn a_shared_prefix_is_computed_once_and_changes_no_number() {
                 updates_per_step: 2,
                 ..small()
             });
-            bench.model.prompted = 0.2;
+            bench.model.prompt_weight = 0.2;
             bench.model.first_frame = first_frame.cloned();
             let mut metrics = bench.step(0, &two(), 0.1).metrics;
             metrics.retain(|name, _| !name.starts_with("time/"));
-            (metrics, bench.strategy.gradient, bench.model.adapter, bench.model.asked.len())
+            (metrics, bench.strategy.gradient, bench.model.adapter, bench.model.velocity_calls.len())
         };
         let (shared, apart) = (run(true), run(false));
         assert!(shared.0["actor/grad_norm"] > 0.0);

@@ -36,7 +36,7 @@ pub struct Windows {
 }
 
 impl Windows {
-    /// Fails if a size is 0 or no step is left for a window.
+    /// Fails if the size, the stride or the number of rounds is 0, or if no step is left for a window.
     pub fn check(&self) -> Result<()> {
         let at_least_one = [("window", self.size as u64), ("window_stride", self.stride as u64)];
         for (name, value) in at_least_one.into_iter().chain([("window_rounds", self.rounds)]) {

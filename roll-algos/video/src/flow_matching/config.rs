@@ -7,7 +7,7 @@ use roll_step::update::OnNonfinite;
 
 use super::levels::{Levels, Logit, TimestepSampling};
 use super::loss::Weighting;
-use crate::sampling::{GuidanceScale, Sampling, SamplingOptions, agreeing_steps};
+use crate::sampling::{GuidanceScale, Sampling, SamplingOptions, check_steps_agree};
 
 /// Options of the algorithm `flow_matching`.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
@@ -108,7 +108,7 @@ impl FlowMatchingConfig {
     /// How sample videos are generated.
     pub fn sampling(&self, facts: ScheduleFacts) -> Result<Sampling> {
         let default = Self::default().num_inference_steps;
-        agreeing_steps(self.timesteps.as_deref(), self.num_inference_steps, default).in_section("algo")?;
+        check_steps_agree(self.timesteps.as_deref(), self.num_inference_steps, default).in_section("algo")?;
         let options = SamplingOptions {
             num_inference_steps: self.num_inference_steps,
             timesteps: self.timesteps.clone(),
@@ -132,6 +132,7 @@ impl FlowMatchingConfig {
         self.shift.unwrap_or(facts.shift)
     }
 
+    /// The noise levels that the options allow and the experts under training have.
     fn range(&self, facts: ScheduleFacts) -> Result<SigmaRange> {
         let asked = SigmaRange {
             low: Sigma(self.min_timestep_boundary.unwrap_or(0.0)),

@@ -17,9 +17,9 @@ use crate::sample_cache::SampleCache;
 /// The data term of an algorithm, with the clips that it has encoded.
 pub(crate) struct DataTerm {
     weight: f64,
-    /// The distribution of noise levels.
+    /// The options by which noise levels are drawn.
     config: FlowMatchingConfig,
-    encoded: SampleCache<EncodedClip>,
+    encoded_clips: SampleCache<EncodedClip>,
 }
 
 impl DataTerm {
@@ -27,15 +27,16 @@ impl DataTerm {
     /// the model's shift.
     pub(crate) fn new(weight: f64, shift: Option<f64>) -> Self {
         let config = FlowMatchingConfig { shift, ..FlowMatchingConfig::default() };
-        Self { weight, encoded: SampleCache::new(config.cache_bytes), config }
+        Self { weight, encoded_clips: SampleCache::new(config.cache_bytes), config }
     }
 
     pub(crate) fn is_on(&self) -> bool {
         self.weight > 0.0
     }
 
-    /// See [`roll_core::ClipUse::trained_on`].
-    pub(crate) fn trained_on(&self) -> Option<String> {
+    /// The reason why a row without a clip cannot be trained on, for [`roll_core::ClipUse::why_needed`]. `None` if the
+    /// term is off.
+    pub(crate) fn reason_for_clips(&self) -> Option<String> {
         self.is_on().then(|| format!("`algo.data_weight: {}` trains on it, and 0 does not", self.weight))
     }
 
@@ -43,7 +44,7 @@ impl DataTerm {
         self.weight
     }
 
-    /// Fails on a negative or non-finite weight.
+    /// Fails on a negative or non-finite weight, and if no noise level can be drawn for a model with these facts.
     pub(crate) fn check(&self, facts: ScheduleFacts) -> Result<()> {
         if !(self.weight.is_finite() && self.weight >= 0.0) {
             let problem =
@@ -63,7 +64,7 @@ impl DataTerm {
         key: u64,
         share: f64,
     ) -> Result<Option<f64>> {
-        let clip = self.encoded.get_or_insert(sample, || {
+        let clip = self.encoded_clips.get_or_insert(sample, || {
             EncodedClip::new(diffusion(ctx.model)?, sample).while_doing(|| "encoding the clip".into())
         })?;
         if clip.nothing_to_predict().is_some() {

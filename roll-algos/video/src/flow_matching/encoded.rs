@@ -75,6 +75,7 @@ fn pooled(mask: &Tensor, [frames, height, width]: [usize; 3], latents: &[usize])
         let clip_frames = match t {
             0 => 0..1,
             _ => {
+                // Counted from the second frame of the clip on.
                 let later_frames = part(t - 1, t_count - 1, frames - 1);
                 later_frames.start + 1..later_frames.end + 1
             }

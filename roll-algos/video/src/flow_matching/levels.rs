@@ -33,6 +33,7 @@ pub struct Levels {
     quantile: Quantile,
 }
 
+/// The inverse of a cumulative distribution of noise levels.
 #[derive(Clone, Debug)]
 enum Quantile {
     /// Uniform between the two ends (low, high) on the unshifted scale, then shifted.
@@ -99,7 +100,7 @@ fn logits(range: SigmaRange, Logit { mean, deviation }: Logit) -> Quantile {
     let distance = (last - first) / (POINTS - 1) as f64;
     let exponents: Vec<f64> =
         (0..POINTS).map(|i| -0.5 * ((first + distance * i as f64 - mean) / deviation).powi(2)).collect();
-    // Only ratios of densities matter: the greatest becomes 1, so that none underflows.
+    // Only ratios of densities matter. The greatest density becomes 1, so that the densities do not all underflow.
     let greatest = exponents.iter().copied().fold(f64::NEG_INFINITY, f64::max);
     let densities: Vec<f64> = exponents.iter().map(|e| (e - greatest).exp()).collect();
     let mut cumulative = vec![0.0];

@@ -52,6 +52,9 @@ pub fn velocity_loss(
     Ok((squares / total_weight, Tensor::new(gradient, data.shape())?))
 }
 
+/// Number of noise levels in a table of weights: one for each timestep of the network.
+const TABLE_STEPS: usize = 1000;
+
 /// Factor of the loss at each noise level.
 #[derive(Clone, Debug, PartialEq)]
 pub enum Weighting {
@@ -64,7 +67,7 @@ pub enum Weighting {
 impl Weighting {
     /// A bell around the middle whose mean is 1 over levels drawn with this shift.
     pub fn bell(shift: f64) -> Result<Self> {
-        let schedule = FlowSchedule::new(1000, shift)?;
+        let schedule = FlowSchedule::new(TABLE_STEPS, shift)?;
         let weights = schedule.training_weights();
         Ok(Self::Table(schedule, weights))
     }

@@ -32,7 +32,7 @@ pub use levels::{Levels, TimestepSampling};
 pub use loss::{Weighting, mixed, velocity_loss};
 
 use crate::arithmetic::scaled;
-use crate::draw_keys::{draw_key, repeats};
+use crate::draw_keys::{draw_key, in_unit_interval, repeats};
 use crate::report::StepOutcome;
 use crate::sample_cache::SampleCache;
 use crate::sampling::{Conditions, negative_context};
@@ -47,11 +47,11 @@ const SAMPLE: &str = "time/sample";
 /// The algorithm `flow_matching`.
 pub struct FlowMatching {
     config: FlowMatchingConfig,
-    encoded: SampleCache<EncodedClip>,
-    /// The embedding of the empty prompt.
-    no_prompt: Option<Tensor>,
-    /// The embedding of the negative prompt.
-    negative: Option<Tensor>,
+    encoded_clips: SampleCache<EncodedClip>,
+    /// The embedding of the empty prompt; `None` until a prompt may be dropped.
+    empty_prompt: Option<Tensor>,
+    /// The embedding of the negative prompt; `None` until guidance needs it.
+    negative_prompt: Option<Tensor>,
     /// This rank's part of the validation clips, which are not trained on; `None` without validation.
     held_out: Option<Vec<Sample>>,
     /// The ranks that share a validation.
@@ -61,9 +61,9 @@ pub struct FlowMatching {
 impl FlowMatching {
     /// Makes the algorithm from its options.
     pub fn new(config: FlowMatchingConfig) -> Self {
-        let encoded = SampleCache::new(config.cache_bytes);
+        let encoded_clips = SampleCache::new(config.cache_bytes);
         let ranks = Arc::new(SingleRank);
-        Self { config, encoded, no_prompt: None, negative: None, held_out: None, ranks }
+        Self { config, encoded_clips, empty_prompt: None, negative_prompt: None, held_out: None, ranks }
     }
 
     /// Sets the `ranks` that share a validation.
@@ -159,6 +159,7 @@ struct StepState<'a> {
 }
 
 impl FlowMatching {
+    /// The noise levels that the configuration selects for the model, and their weights.
     fn distribution(&self, model: &mut dyn Model) -> Result<Distribution> {
         let facts = diffusion(model)?.schedule();
         Ok(Distribution { levels: self.config.levels(facts)?, weighting: self.config.weighting(facts)? })
@@ -176,7 +177,7 @@ impl FlowMatching {
         let occurrences = repeats(ctx.strategy.ranks().data.as_ref(), ctx.samples)?;
         for (sample, earlier_occurrences) in ctx.samples.iter().zip(occurrences) {
             state.watch.begin(ENCODE, None)?;
-            let noised = self.noised(ctx, sample, draw_key(sample, earlier_occurrences), &distribution);
+            let noised = self.noise_sample(ctx, sample, draw_key(sample, earlier_occurrences), &distribution);
             let noised = match noised.while_doing(|| format!("training on {}", sample.origin))? {
                 NoisedSample::Clips(noised) => noised,
                 NoisedSample::NothingToPredict(reason) => {
@@ -220,7 +221,7 @@ impl FlowMatching {
 
     /// Noises a sample `draws_per_sample` times. The draws are stratified: the distribution of noise levels is divided
     /// into parts of equal probability, and each draw falls into a part of its own.
-    fn noised(
+    fn noise_sample(
         &mut self,
         ctx: &mut StepContext<'_>,
         sample: &Sample,
@@ -258,7 +259,7 @@ impl FlowMatching {
 
     /// The encoded clip of a sample, computed once while the cache has room.
     fn encoded(&mut self, model: &mut dyn Model, progress: &dyn Progress, sample: &Sample) -> Result<Arc<EncodedClip>> {
-        self.encoded.get_or_insert(sample, || {
+        self.encoded_clips.get_or_insert(sample, || {
             progress.phase("encoding prompt and clip");
             EncodedClip::new(diffusion(model)?, sample)
         })
@@ -274,27 +275,28 @@ impl FlowMatching {
         if self.config.prompt_dropout == 0.0 {
             return Ok(None);
         }
-        let context = match &self.no_prompt {
+        let context = match &self.empty_prompt {
             Some(context) => context.clone(),
             None => {
                 let empty = diffusion(ctx.model)?.encode(&encoded::conditioning_input(sample, "")?)?;
-                self.no_prompt.insert(empty.context).clone()
+                self.empty_prompt.insert(empty.context).clone()
             }
         };
         Ok(Some(Conditioning { context, ..conditioning.clone() }))
     }
 
-    /// A video for the sample's prompt and first frame, by the model as it is now. Its noise is the same at every step.
+    /// Generates a video for the sample's prompt and first frame with the current model. The noise of the video is the
+    /// same at every step.
     fn generate(&mut self, ctx: &mut StepContext<'_>, sample: &Sample) -> Result<Video> {
         let clip = self.encoded(ctx.model, ctx.progress, sample)?;
         let noise = ctx.noise.evaluation_latents(sample.index, &clip.conditioning.latent_shape)?;
         let model = diffusion(ctx.model)?;
         let sampling = self.config.sampling(model.schedule())?;
-        if sampling.guidance.is_on() && self.negative.is_none() {
+        if sampling.guidance.is_on() && self.negative_prompt.is_none() {
             let input = encoded::conditioning_input(sample, "")?;
-            self.negative = Some(negative_context(model, input, &self.config.negative_prompt)?);
+            self.negative_prompt = Some(negative_context(model, input, &self.config.negative_prompt)?);
         }
-        let conditions = Conditions::new(&clip.conditioning, self.negative.clone());
+        let conditions = Conditions::new(&clip.conditioning, self.negative_prompt.clone());
         let latents = sampling.generate(model, &conditions, &noise, Adapter::On, ctx.progress)?;
         Video::new(model.decode(&latents, Grad::Skip)?.0, sample.clip()?.fps())
     }
@@ -310,7 +312,11 @@ fn train(ctx: &mut StepContext<'_>, batch: &[NoisedClip], state: &mut StepState<
     watch.begin(FORWARD, Some("predicting velocities"))?;
     let inputs: Vec<VelocityInput<'_>> = batch
         .iter()
-        .map(|d| VelocityInput { latents: &d.x, timestep: d.sigma.timestep(), conditioning: &d.conditioning })
+        .map(|clip| VelocityInput {
+            latents: &clip.x,
+            timestep: clip.sigma.timestep(),
+            conditioning: &clip.conditioning,
+        })
         .collect();
     let (velocities, pullback) = diffusion(ctx.model)?.velocities(&inputs, Adapter::On, Grad::Record)?;
     let mut cotangents = Vec::new();
@@ -332,10 +338,10 @@ fn train(ctx: &mut StepContext<'_>, batch: &[NoisedClip], state: &mut StepState<
     ctx.strategy.accumulate(ctx.model)
 }
 
-/// A source of values uniform in [0, 1), from draws that are uniform in [-1, 1).
+/// The draws of a sample for noise levels and dropped prompts, uniform in [0, 1).
 fn uniform_draws(noise: &Noise, step: u64, key: u64) -> impl FnMut() -> f64 {
     let mut draw = noise.uniform(Purpose::Timesteps, step, key);
-    move || 0.5 * (f64::from(draw()) + 1.0)
+    move || in_unit_interval(draw())
 }
 
 fn diffusion(model: &mut dyn Model) -> Result<&mut dyn DiffusionModel> {

@@ -26,6 +26,7 @@ impl Tally {
         self.loss += weight * loss;
         let SigmaRange { low, high } = range;
         let part = ((sigma.0 - low.0) / (high.0 - low.0) * PARTS as f64) as usize;
+        // The upper end of the range belongs to the last part.
         let (sum, count) = &mut self.parts[part.min(PARTS - 1)];
         *sum += loss;
         *count += 1;

@@ -67,7 +67,7 @@ impl Bench {
     }
 
     fn timesteps(&self) -> Vec<f64> {
-        self.model.asked.iter().map(|(timestep, _)| *timestep).collect()
+        self.model.velocity_calls.iter().map(|(timestep, _)| *timestep).collect()
     }
 }
 
@@ -169,15 +169,15 @@ fn draws_are_spread_over_the_distribution_and_depend_on_seed_step_and_sample() {
     for (quarter, t) in first.iter().enumerate() {
         assert!((250.0 * quarter as f64..250.0 * (quarter + 1) as f64).contains(t), "{first:?}");
     }
-    bench.model.asked.clear();
+    bench.model.velocity_calls.clear();
     bench.step(&[sample(5, "x"), sample(0, "a")]);
     assert_eq!(bench.timesteps()[4..], first);
     assert_ne!(bench.timesteps()[..4], first);
-    bench.model.asked.clear();
+    bench.model.velocity_calls.clear();
     bench.step_at(1, &[sample(0, "a")], 0.0).unwrap();
     assert_ne!(bench.timesteps(), first);
     // The same clip twice in a step is two different draws.
-    bench.model.asked.clear();
+    bench.model.velocity_calls.clear();
     bench.step(&[sample(0, "a"), sample(0, "a")]);
     assert_eq!(bench.timesteps()[..4], first);
     assert_ne!(bench.timesteps()[4..], first);
@@ -223,8 +223,8 @@ fn prompts_are_dropped_as_often_as_asked_and_clips_encoded_once() {
         let mut bench = Bench::new(FlowMatchingConfig { prompt_dropout, ..draws(200) });
         bench.step(&[sample(0, "four")]);
         bench.step(&[sample(0, "four")]);
-        let empty = bench.model.asked.iter().filter(|(_, prompt)| *prompt == 0.0).count();
-        (empty as f64 / bench.model.asked.len() as f64, bench.model.encoded)
+        let empty = bench.model.velocity_calls.iter().filter(|(_, prompt)| *prompt == 0.0).count();
+        (empty as f64 / bench.model.velocity_calls.len() as f64, bench.model.encode_calls)
     };
     assert_eq!(dropped(0.0), (0.0, 1));
     assert_eq!(dropped(1.0), (1.0, 2));
@@ -280,7 +280,7 @@ fn check_rejects_invalid_configurations_and_needs_no_reward() {
     let weighting = bell.weighting(MockDiffusion::new().schedule()).unwrap_err().to_string();
     assert!(weighting.contains("`algo.shift`"), "{weighting}");
     let mut bench = Bench::new(FlowMatchingConfig::default());
-    bench.model.diffusion = false;
+    bench.model.is_diffusion = false;
     assert!(bench.algorithm.check(&mut bench.model, None).unwrap_err().to_string().contains("diffusion"));
 }
 

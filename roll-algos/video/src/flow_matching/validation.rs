@@ -9,8 +9,8 @@ use roll_step::ranks::join_f64;
 use super::report::Tally;
 use super::{Distribution, FlowMatching, diffusion, mixed};
 
-/// Number of noise levels at which every clip is measured: the medians of as many equally probable parts of their
-/// distribution.
+/// Number of noise levels at which every clip is measured. The distribution of levels is divided into this number of
+/// equally probable parts, and each clip is measured at the median of each part.
 const LEVELS: usize = 8;
 
 impl FlowMatching {
@@ -61,9 +61,9 @@ impl FlowMatching {
         }
         let (data, conditioning) = (&clip.latents, &clip.conditioning);
         let n = data.len();
-        let noise = noise.normal(Purpose::Evaluation, 0, sample.index, &[LEVELS, n])?;
+        let noises = noise.normal(Purpose::Evaluation, 0, sample.index, &[LEVELS, n])?;
         let mut draws: Vec<(Sigma, Tensor, &[f32])> = Vec::new();
-        for (i, noise) in noise.f32s()?.chunks_exact(n).enumerate() {
+        for (i, noise) in noises.f32s()?.chunks_exact(n).enumerate() {
             let sigma = distribution.levels.at((i as f64 + 0.5) / LEVELS as f64);
             draws.push((sigma, conditioning.with_first_frame(&mixed(data, noise, sigma)?)?, noise));
         }

@@ -50,6 +50,7 @@ impl Normalization {
         Self { spread, unbiased: false, floor: Floor::Added(1e-4) }
     }
 
+    /// The standard deviation; 0 for equal values.
     fn deviation(&self, values: &[f64]) -> f64 {
         let n = values.len() as f64 - if self.unbiased { 1.0 } else { 0.0 };
         if n <= 0.0 || are_equal(values) {
@@ -59,6 +60,7 @@ impl Normalization {
         (values.iter().map(|v| (v - mean).powi(2)).sum::<f64>() / n).sqrt()
     }
 
+    /// The divisor for a standard deviation.
     fn divisor(&self, deviation: f64) -> f64 {
         match self.floor {
             Floor::Added(least) => deviation + least,
@@ -67,7 +69,7 @@ impl Normalization {
     }
 }
 
-/// `(score - mean of its group) / spread`. Scores with equal `groups` form a group.
+/// The advantages of `scores`: `(score - mean of its group) / spread`. Scores with equal `groups` form a group.
 pub fn normalized<G: Ord>(scores: &[Option<f64>], groups: &[G], how: Normalization) -> Vec<f64> {
     let groups = members(scores, groups);
     let scores_of = |group: &[usize]| group.iter().filter_map(|i| scores[*i]).collect::<Vec<f64>>();
@@ -132,8 +134,8 @@ pub fn normalized_apart<G: Ord>(
     sums.iter().enumerate().map(|(i, sum)| if has_advantage(i) { (sum - centre) / divisor } else { 0.0 }).collect()
 }
 
-/// Positions of the highest ceil(n / 2) scores, then of the lowest floor(n / 2), each part ascending. All scores if
-/// there are at most n.
+/// Positions of the highest ceil(n / 2) scores, then of the lowest floor(n / 2) scores, each part ascending. If there
+/// are at most n scores, the positions of all of them.
 pub fn best_and_worst(scores: &[Option<f64>], n: usize) -> Vec<usize> {
     let mut ascending: Vec<(usize, f64)> = scores.iter().enumerate().filter_map(|(i, s)| Some((i, (*s)?))).collect();
     ascending.sort_by(|a, b| a.1.total_cmp(&b.1));

@@ -12,7 +12,7 @@ use roll_step::{AlgorithmError, update};
 use super::levels::evaluation_plan;
 use super::old_policy::OldPolicy;
 use super::options::SharedOptions;
-use super::round::{Group, RoundState, key_in};
+use super::round::{Group, RoundState, key_of_update};
 use super::tally::DATA_LOSS;
 use crate::flow_matching::DataTerm;
 use crate::report::headlines;
@@ -95,7 +95,7 @@ impl<M: Method> Algorithm for PolicyGradient<M> {
 
 impl<M: Method> ClipAlgorithm for PolicyGradient<M> {
     fn clip_use(&self) -> ClipUse {
-        ClipUse { trained_on: self.state.data.trained_on(), reference: self.method.shared().reference }
+        ClipUse { why_needed: self.state.data.reason_for_clips(), reference: self.method.shared().reference }
     }
 
     fn evaluate(&mut self, context: &mut EvaluationContext<'_>) -> Result<Option<Vec<Evaluated>>> {
@@ -154,11 +154,11 @@ impl TrainingState {
             return Ok(());
         }
         round.begin(DATA, "training on the clip")?;
-        let sample = &ctx.samples[group.sample];
-        let key = key_in(group.key, round.update);
+        let sample = &ctx.samples[group.position];
+        let key = key_of_update(group.key, round.update);
         if let Some(loss) = self.data.accumulate(ctx, sample, key, videos * sample.weight)? {
             if loss.is_finite() {
-                round.tally.weighted_mean(DATA_LOSS, loss, videos);
+                round.tally.add_weighted(DATA_LOSS, loss, videos);
             } else {
                 round.outcome.nonfinite = Some((format!("the loss on the clip of {}", sample.origin), loss));
             }

@@ -55,7 +55,7 @@ impl LossMask {
         values
     }
 
-    /// Fails unless `len`, the number of elements of a tensor, is that of the masked latents.
+    /// Fails unless a tensor of `len` elements has the size of the masked latents.
     pub(crate) fn fits(&self, what: &str, len: usize) -> Result<()> {
         match len == self.len {
             true => Ok(()),

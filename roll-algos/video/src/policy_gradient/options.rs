@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use super::advantages::Spread;
 use crate::kl_reference::KlReference;
-use crate::sampling::{Sampling, SamplingOptions, agreeing_steps};
+use crate::sampling::{Sampling, SamplingOptions, check_steps_agree};
 use crate::scoring::{FrameRate, Reference};
 
 /// How several rewards become one advantage.
@@ -86,7 +86,7 @@ impl SharedOptions {
     /// The sampling of training. `default_steps` is the number of steps if none is configured.
     pub fn training(&self, facts: ScheduleFacts, default_steps: usize) -> Result<Sampling> {
         let SamplingOptions { timesteps, num_inference_steps, .. } = &self.sampling;
-        agreeing_steps(timesteps.as_deref(), *num_inference_steps, default_steps).in_section("algo")?;
+        check_steps_agree(timesteps.as_deref(), *num_inference_steps, default_steps).in_section("algo")?;
         self.sampling.sampling(facts).in_section("algo")
     }
 

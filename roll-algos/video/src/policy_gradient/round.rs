@@ -17,11 +17,12 @@ use serde::{Deserialize, Serialize};
 use super::advantages::{GroupStatistics, Normalization, best_and_worst, normalized, normalized_apart};
 use super::options::{SeveralRewards, SharedOptions};
 use super::tally::Tally;
-use crate::draw_keys::{draw_key, repeats, rollout_key};
+use crate::draw_keys::{UPDATE_OR_STEP_BIT, draw_key, repeats, rollout_key};
 use crate::report::{SCORE, StepOutcome, detail_metric};
 use crate::sampling::{Batch, Conditions, Sampling};
 use crate::scoring::{Measured, Prepared, PreparedTarget};
 
+/// The phases whose times a round reports.
 const PHASES: [&str; 9] = [ENCODE, ROLLOUT, DECODE, SCORING, REFERENCE, FORWARD, PULL, DATA, OPTIMIZER];
 
 /// How the videos of a round are generated.
@@ -30,7 +31,7 @@ pub(crate) struct RoundOptions<'a> {
     pub(crate) sampling: &'a Sampling,
     pub(crate) shared: &'a SharedOptions,
     /// Whether all videos of a prompt start from the same noise.
-    pub(crate) same_start: bool,
+    pub(crate) has_same_start: bool,
     /// Whether the steps before the first explored step are computed once for all videos of a prompt.
     pub(crate) share_prefix: bool,
 }
@@ -73,7 +74,7 @@ impl<'a> RoundState<'a> {
 /// The generated videos of one prompt.
 pub(crate) struct Group<T> {
     /// Position of the sample among this rank's samples of the step.
-    pub(crate) sample: usize,
+    pub(crate) position: usize,
     /// Factor of the loss of its videos: the weight of the sample.
     pub(crate) weight: f64,
     /// Row of the sample in the data. Groups of different ranks with the same row are one group.
@@ -94,9 +95,9 @@ impl<T> Group<T> {
 }
 
 /// The key of a sample's or video's draws in an update, from the sample's or video's own `key`. Each update of a step
-/// has its own draws.
-pub(crate) fn key_in(key: u64, update: usize) -> u64 {
-    key ^ ((update as u64) << 28)
+/// has its own draws. [`draw_keys`](crate::draw_keys) lists the fields of a key.
+pub(crate) fn key_of_update(key: u64, update: usize) -> u64 {
+    key ^ ((update as u64) << UPDATE_OR_STEP_BIT)
 }
 
 /// One generated video.
@@ -124,12 +125,12 @@ struct Scores {
 pub(crate) trait Explore {
     /// The record of a batch of videos.
     type Record: Default;
-    /// Number of steps before the first explored step, for the sample in `row` of the data.
-    fn prefix(&self, row: u64) -> usize;
+    /// The number of steps before the first explored step, for the sample in `row` of the data.
+    fn steps_before(&self, row: u64) -> usize;
     /// Begins or continues the rollout of a batch of videos of the sample in `row`. `keys` are the keys of their draws,
     /// `record` is their record so far.
     fn begin(&mut self, row: u64, keys: &[u64], record: Self::Record);
-    /// As [`crate::sampling::OwnStep`].
+    /// Computes sampler step `i`, or returns `None` to leave it to the sampler: a [`crate::sampling::OwnStep`].
     fn step(&mut self, i: usize, xs: &[Tensor], vs: &[Tensor]) -> Result<Option<Vec<Tensor>>>;
     /// Returns the record, which the steps since [`Explore::begin`] have extended.
     fn end(&mut self) -> Self::Record;
@@ -140,7 +141,7 @@ pub(crate) struct NoExploration;
 
 impl Explore for NoExploration {
     type Record = ();
-    fn prefix(&self, _row: u64) -> usize {
+    fn steps_before(&self, _row: u64) -> usize {
         0
     }
     fn begin(&mut self, _row: u64, _keys: &[u64], _record: ()) {}
@@ -173,8 +174,7 @@ struct Pending<T> {
 struct PendingBatch<T> {
     /// Keys of the videos' draws.
     keys: Vec<u64>,
-    /// The trajectories of the videos.
-    videos: Batch,
+    trajectories: Batch,
     record: T,
 }
 
@@ -190,24 +190,24 @@ pub(crate) fn generate<E: Explore>(
 ) -> Result<Vec<Group<E::Record>>> {
     let samples = ctx.samples;
     // The context of errors.
-    let training_on = |position: usize| move || format!("training on {}", samples[position].origin);
+    let training_on = |position: usize| format!("training on {}", samples[position].origin);
     let mut prompts = Vec::new();
     for (position, repeats) in repeats(ctx.strategy.ranks().data.as_ref(), samples)?.into_iter().enumerate() {
         let pending = begin_prompt(options, prepared, ctx, (position, repeats), explore, round);
-        prompts.extend(pending.while_doing(training_on(position))?);
+        prompts.extend(pending.while_doing(|| training_on(position))?);
     }
     let model = diffusion(ctx.model, options.algorithm)?;
     let [high_noise, low_noise] = options.sampling.steps_of_experts(model.schedule().boundary);
     for prompt in &mut prompts {
         let position = prompt.position;
         let denoised = prompt.denoise(options, high_noise.clone(), model, explore, &mut round.watch);
-        denoised.while_doing(training_on(position))?;
+        denoised.while_doing(|| training_on(position))?;
     }
     let mut groups = Vec::new();
     for prompt in prompts {
         let position = prompt.position;
         let group = finish_prompt(options, prompt, low_noise.clone(), ctx, explore, round);
-        groups.extend(group.while_doing(training_on(position))?);
+        groups.extend(group.while_doing(|| training_on(position))?);
         if round.outcome.nonfinite.is_some() {
             break;
         }
@@ -241,8 +241,8 @@ fn begin_prompt<E: Explore>(
     let key = draw_key(sample, repeats);
     let noise = |key: u64| ctx.noise.latents(ctx.step, key, &conditions.prompt.latent_shape);
     // The noise that all videos of the prompt start from, if it is the same.
-    let common_start = if options.same_start { Some(noise(key)?) } else { None };
-    let shared_steps = if options.share_prefix { explore.prefix(sample.index) } else { 0 };
+    let common_start = if options.has_same_start { Some(noise(key)?) } else { None };
+    let shared_steps = if options.share_prefix { explore.steps_before(sample.index) } else { 0 };
     let prefix = match &common_start {
         Some(start) if shared_steps > 0 => Some(sampling.begin(&conditions, std::slice::from_ref(start))?),
         _ => None,
@@ -257,8 +257,8 @@ fn begin_prompt<E: Explore>(
                 None => noise(*video_key)?,
             });
         }
-        let videos = sampling.begin(&conditions, &starts)?;
-        batches.push(PendingBatch { keys: batch_keys.to_vec(), videos, record: E::Record::default() });
+        let trajectories = sampling.begin(&conditions, &starts)?;
+        batches.push(PendingBatch { keys: batch_keys.to_vec(), trajectories, record: E::Record::default() });
     }
     let row = sample.index;
     Ok(Some(Pending { position, row, repeats, target, conditions, key, shared_steps, prefix, batches }))
@@ -289,7 +289,7 @@ impl<T: Default> Pending<T> {
         if let Some(shared) = self.prefix.take() {
             for batch in &mut self.batches {
                 let starts = vec![shared.latents[0].clone(); batch.keys.len()];
-                batch.videos = sampling.begin(&self.conditions, &starts)?;
+                batch.trajectories = sampling.begin(&self.conditions, &starts)?;
             }
         }
         Ok(true)
@@ -332,7 +332,7 @@ impl<T: Default> Pending<T> {
             explore.step(i, xs, vs)
         };
         let own_range = range.start.max(self.shared_steps)..range.end;
-        sampling.advance(model, &self.conditions, &mut batch.videos, own_range, Adapter::On, &mut step)?;
+        sampling.advance(model, &self.conditions, &mut batch.trajectories, own_range, Adapter::On, &mut step)?;
         batch.record = explore.end();
         Ok(())
     }
@@ -348,6 +348,35 @@ fn finish_prompt<E: Explore>(
     explore: &mut E,
     round: &mut RoundState<'_>,
 ) -> Result<Option<Group<E::Record>>> {
+    let (mut videos, measured) = generate_and_score(options, &mut prompt, range, ctx, explore, round)?;
+    let sample = &ctx.samples[prompt.position];
+    let missing_reason = set_scores(ctx, sample, &mut videos, measured, round);
+    if round.outcome.nonfinite.is_some() {
+        return Ok(None);
+    }
+    let has_no_score = videos.iter().all(|video| video.scores.is_none());
+    if let Some(reason) = missing_reason
+        && has_no_score
+    {
+        round.outcome.skip(sample, reason);
+        return Ok(None);
+    }
+    let Pending { position, conditions, key, batches, .. } = prompt;
+    let records = batches.into_iter().map(|batch| batch.record).collect();
+    let weight = sample.weight;
+    Ok(Some(Group { position, weight, row: sample.index, key, conditions, videos, records }))
+}
+
+/// Does the last denoising steps, `range`, for the videos of a prompt, and decodes the videos. Returns the videos,
+/// without their scores, and the results of scoring them, in the same order.
+fn generate_and_score<E: Explore>(
+    options: &RoundOptions<'_>,
+    prompt: &mut Pending<E::Record>,
+    range: Range<usize>,
+    ctx: &mut StepContext<'_>,
+    explore: &mut E,
+    round: &mut RoundState<'_>,
+) -> Result<(Vec<Rollout>, Vec<Measured>)> {
     let RoundOptions { algorithm, sampling, shared, .. } = *options;
     let RoundState { watch, outcome, .. } = round;
     let sample = &ctx.samples[prompt.position];
@@ -366,8 +395,8 @@ fn finish_prompt<E: Explore>(
         prompt.share_steps(sampling, range.clone(), model, watch)?;
         for number in 0..prompt.batches.len() {
             prompt.advance(options, number, range.clone(), model, explore, watch)?;
-            let PendingBatch { keys, videos: batch, .. } = &mut prompt.batches[number];
-            for (key, latents) in keys.iter().zip(batch.latents.drain(..)) {
+            let PendingBatch { keys, trajectories, .. } = &mut prompt.batches[number];
+            for (key, latents) in keys.iter().zip(trajectories.latents.drain(..)) {
                 watch.begin(DECODE, Some("decoding"))?;
                 let (frames, _) = model.decode(&latents, Grad::Skip)?;
                 let video = Video::new(frames, shared.frame_rate.of(model, sample))?;
@@ -383,27 +412,14 @@ fn finish_prompt<E: Explore>(
                 videos.push(Rollout { key: *key, latents, scores: None, advantage: 0.0 });
             }
         }
+        // No thread has the reward after this.
         measured.extend(scoring.end()?);
         if compares && let Some(reward) = scoring.idle.take() {
             measured = Measured::of_group(&compared, sample, &target, reward, progress)?;
         }
         Ok(())
     })?;
-    let missing = set_scores(ctx, sample, &mut videos, measured, round);
-    if round.outcome.nonfinite.is_some() {
-        return Ok(None);
-    }
-    let has_no_score = videos.iter().all(|video| video.scores.is_none());
-    if let Some(reason) = missing
-        && has_no_score
-    {
-        round.outcome.skip(sample, reason);
-        return Ok(None);
-    }
-    let Pending { position, conditions, key, batches, .. } = prompt;
-    let records = batches.into_iter().map(|batch| batch.record).collect();
-    let weight = sample.weight;
-    Ok(Some(Group { sample: position, weight, row: sample.index, key, conditions, videos, records }))
+    Ok((videos, measured))
 }
 
 /// Sets the scores of a sample's videos. Stops at a score that is not finite and notes it in `round`. If some videos
@@ -416,25 +432,25 @@ fn set_scores(
     round: &mut RoundState<'_>,
 ) -> Option<String> {
     let RoundState { tally, outcome, .. } = round;
-    let mut missing = None;
+    let mut missing_reason = None;
     for (video, measured) in videos.iter_mut().zip(measured) {
         match measured {
             Measured::Score { value, details, .. } => {
                 let scores = scores_of_video(ctx, value, &details);
                 if let Some(value) = scores.nonfinite() {
                     outcome.nonfinite = Some((format!("the score of {}", sample.origin), value));
-                    return missing;
+                    return missing_reason;
                 }
-                tally.mean(SCORE, value);
-                details.iter().for_each(|(name, value)| tally.mean(detail_metric(name), *value));
+                tally.add_to_mean(SCORE, value);
+                details.iter().for_each(|(name, value)| tally.add_to_mean(detail_metric(name), *value));
                 video.scores = Some(scores);
             }
-            Measured::Skipped(reason) => missing = Some(reason),
+            Measured::Skipped(reason) => missing_reason = Some(reason),
         }
     }
     let unscored = videos.iter().filter(|video| video.scores.is_none()).count();
-    tally.mean("actor/unscored", unscored as f64 / videos.len() as f64);
-    missing
+    tally.add_to_mean("actor/unscored", unscored as f64 / videos.len() as f64);
+    missing_reason
 }
 
 /// A function that scores a video by a reward.
@@ -452,10 +468,11 @@ struct Scoring<'scope, 'env> {
 }
 
 impl Scoring<'_, '_> {
-    /// Scores `video` or begins to. Returns a result in the order of the videos: that of `video` if it is scored at
-    /// once, otherwise that of the previous video, if there is one.
+    /// Scores `video`, or starts a thread that scores it. Returns the result of `video` if it was scored at once,
+    /// otherwise the result of the previous video, if there is one. So the results come in the order of the videos.
     fn begin(&mut self, video: Video) -> Result<Option<Measured>> {
         let previous = self.end()?;
+        // The reward is there, because no thread has it after `end`.
         let Some(reward) = self.idle.take() else { return Ok(previous) };
         let measure = self.measure;
         if reward.is_elsewhere() {
@@ -521,12 +538,13 @@ pub(crate) fn set_advantages<T>(
     let mut own_advantages = advantages(shared, &weights, &scores, &rows).into_iter().skip(first_own);
     for video in groups.iter_mut().flat_map(|group| &mut group.videos) {
         video.advantage = own_advantages.next().unwrap_or(0.0);
-        tally.mean("actor/advantage", video.advantage.abs());
+        tally.add_to_mean("actor/advantage", video.advantage.abs());
         tally.trained += usize::from(video.advantage != 0.0);
     }
     Ok(is_finite)
 }
 
+/// The score of each video; `None` for a video without one.
 fn sums(scores: &[Option<Scores>]) -> Vec<Option<f64>> {
     scores.iter().map(|scores| Some(scores.as_ref()?.sum)).collect()
 }
@@ -549,9 +567,9 @@ fn advantages(shared: &SharedOptions, weights: &[f64], scores: &[Option<Scores>]
     advantages
 }
 
-/// Sets the advantages of each row's videos to 0, except the `best_of` best and worst videos by their advantages. If
-/// several rewards are normalised apart, the sums of scores would have another order, because the reward with the
-/// largest scale decides it.
+/// Sets the advantages of each row's videos to 0, except the `best_of` best and worst videos. Videos are compared by
+/// their advantages and not by their sums of scores, whose order the reward with the largest scale decides even if the
+/// rewards are normalised apart.
 fn clear_all_but_best_and_worst(advantages: &mut [f64], has_score: &[bool], rows: &[u64], best_of: usize) {
     let mut positions_by_row: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
     rows.iter().enumerate().for_each(|(i, row)| positions_by_row.entry(*row).or_default().push(i));
@@ -585,7 +603,7 @@ pub(crate) fn require_different_videos(ctx: &StepContext<'_>, algorithm: &str) -
     }
 }
 
-/// The error on a configured `noise_seed`.
+/// The error on a configured `noise_seed`, with which all videos of a prompt are the same.
 pub(crate) fn same_videos(algorithm: &str) -> Error {
     let problem = format!("`{algorithm}` compares the videos of a prompt, and they would be all the same: unset it");
     Error::config("noise_seed", problem)

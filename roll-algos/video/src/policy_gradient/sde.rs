@@ -136,7 +136,7 @@ impl SdeStep {
 
     /// Whether the step has noise. Without noise it has no log-probability.
     pub fn is_stochastic(&self) -> bool {
-        self.level > 0.0 || (self.kind == SdeKind::Cps && self.std > 0.0)
+        self.level > 0.0
     }
 
     /// The variance in the log-probability, which is `-mean((x' - mean)^2) / (2 variance)` plus a constant. It is std^2
@@ -148,8 +148,8 @@ impl SdeStep {
         }
     }
 
-    /// The inverse of the step's own scale in d log p / d v, which is `b std z / variance`: variance / (std |b|), for
-    /// Gaussians std / |b| (Flash-GRPO, arXiv:2605.15980).
+    /// The inverse of the step's own scale in d log p / d v, which is `b std z / variance`. It is `variance / (std
+    /// |b|)`, for Gaussians `std / |b|` (Flash-GRPO, arXiv:2605.15980).
     pub fn rescale(&self) -> f64 {
         self.variance() / (self.std * self.velocity_factor.abs())
     }

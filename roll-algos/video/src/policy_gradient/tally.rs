@@ -29,12 +29,12 @@ pub(crate) struct Tally {
 
 impl Tally {
     /// Adds a value to the mean `metric`.
-    pub(crate) fn mean(&mut self, metric: impl Into<String>, value: f64) {
-        self.weighted_mean(metric, value, 1.0);
+    pub(crate) fn add_to_mean(&mut self, metric: impl Into<String>, value: f64) {
+        self.add_weighted(metric, value, 1.0);
     }
 
     /// Adds a value with a weight to the mean `metric`.
-    pub(crate) fn weighted_mean(&mut self, metric: impl Into<String>, value: f64, weight: f64) {
+    pub(crate) fn add_weighted(&mut self, metric: impl Into<String>, value: f64, weight: f64) {
         self.add(metric.into(), [weight * value, weight]);
     }
 

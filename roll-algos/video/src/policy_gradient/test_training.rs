@@ -49,7 +49,7 @@ pub fn assert_same_on_all_ranks(train: impl Fn(usize, fn(u64) -> &'static str) -
     let some_missing = |i| if [2, 3, 5].contains(&i) { "missing" } else { "a person" };
     for prompt in [plain as fn(u64) -> &'static str, some_missing] {
         let ours = train(1, prompt);
-        assert!(ours.1[0]["actor/data_loss"] > 0.0);
+        assert!(ours.metrics[0]["actor/data_loss"] > 0.0);
         for ranks in [2, 4] {
             assert_same_runs(&ours, &train(ranks, prompt), 1e-5, 1e-4);
         }

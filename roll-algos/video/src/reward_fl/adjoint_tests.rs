@@ -162,7 +162,7 @@ fn check_variants(config: RewardFlConfig) {
         ..config
     };
     let mut bench = Bench::new(guided);
-    bench.model.prompted = 0.2;
+    bench.model.prompt_weight = 0.2;
     bench.model.first_frame = Some(Tensor::full([2, 1, 1, 2], 0.7));
     check(bench);
 }

@@ -8,7 +8,7 @@ use roll_step::update::OnNonfinite;
 use super::leap::Leap;
 use super::plan::{Adjoint, EarlyStop, RolloutPlan};
 use crate::kl_reference::KlReference;
-use crate::sampling::{Guidance, GuidanceGradient, GuidanceScale, SamplingOptions, agreeing_steps};
+use crate::sampling::{Guidance, GuidanceGradient, GuidanceScale, SamplingOptions, check_steps_agree};
 use crate::scoring::{FrameRate, Reference};
 
 /// The trained steps of a rollout: `window`, or another variant with its number or options, as in `{last: 1}`.
@@ -255,7 +255,7 @@ impl RewardFlConfig {
     /// Fails unless `mid_timestep` to `final_timestep` are steps of the rollout.
     pub(super) fn check_steps(&self) -> Result<()> {
         let default = Self::default().num_inference_steps;
-        agreeing_steps(self.timesteps.as_deref(), self.num_inference_steps, default).in_section("algo")?;
+        check_steps_agree(self.timesteps.as_deref(), self.num_inference_steps, default).in_section("algo")?;
         let (mid, last) = (self.mid_timestep, self.final_timestep);
         let (steps, source) = match &self.timesteps {
             Some(timesteps) => (timesteps.len(), format!("{} timesteps", timesteps.len())),
@@ -273,7 +273,7 @@ impl RewardFlConfig {
     }
 
     /// Whether training step `step`, counted from 0, measures the gradients of reward and KL separately.
-    pub(super) fn splits(&self, step: u64, parameters: usize) -> bool {
+    pub(super) fn measures_gradients_apart(&self, step: u64, parameters: usize) -> bool {
         const DEFAULT_EVERY: u64 = 25;
         const MOST_PARAMETERS: usize = 1_000_000_000;
         let configured = self.gradient_split_every;

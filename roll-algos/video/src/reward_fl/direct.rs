@@ -90,6 +90,7 @@ impl Direct {
         let lowest = plan.trained.last().map_or(0.0, |last| plan.schedule.sigma(*last).0);
         let highest = plan.trained.first().map_or(0.0, |first| plan.schedule.sigma(*first).0);
         let high = plan.schedule.sigma(i);
+        // A single trained level counts as the middle.
         let relative_level = if highest > lowest { (high.0 - lowest) / (highest - lowest) } else { 0.5 };
         let mut starts = Vec::new();
         for step in self.steps(high, relative_level, noise) {
@@ -130,8 +131,10 @@ impl DirectStep {
     /// Continues the trajectory of this step from the latents after it to the data x'.
     pub fn finished(&self, trajectory: Trajectory, prompt: &Conditioning) -> Result<Trajectory> {
         let to = self.to.0 as f32;
-        let data = scaled(&axpy(&trajectory.latents, -to, &self.noise)?, 1.0 / (1.0 - to))?;
-        Ok(trajectory.continued(prompt.with_first_frame(&data)?, 1.0 / (1.0 - to)))
+        // The derivative of x' with respect to the latents after the step.
+        let slope = 1.0 / (1.0 - to);
+        let data = scaled(&axpy(&trajectory.latents, -to, &self.noise)?, slope)?;
+        Ok(trajectory.continued(prompt.with_first_frame(&data)?, slope))
     }
 
     /// The relative score of a video: the weighted sum of its scores under both prompts. Details are the reward's
@@ -159,7 +162,7 @@ impl DirectStep {
                 }
             }
         }
-        self.warn_of_equal(scores, reward);
+        self.warn_of_equal_scores(scores, reward);
         let (is_constant, zeros) = (pullbacks.is_empty(), Tensor::zeros(video.frames().shape()));
         let pull = move |d_score: &Tensor| {
             let add = |sum: Tensor, (factor, pullback): (f32, Pullback)| axpy(&sum, factor, &pullback.pull(d_score)?);
@@ -171,7 +174,7 @@ impl DirectStep {
     }
 
     /// Warns once in a process if equal scores suggest that the reward does not read the prompt.
-    fn warn_of_equal(&self, scores: [f64; 2], reward: &dyn RewardScorer) {
+    fn warn_of_equal_scores(&self, scores: [f64; 2], reward: &dyn RewardScorer) {
         static WARNED: Once = Once::new();
         if scores[0] == scores[1] {
             let ([wanted, unwanted], reward) = (&self.prompt_prefixes, reward.name());

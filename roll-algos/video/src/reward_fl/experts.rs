@@ -56,8 +56,8 @@ impl RewardFlConfig {
             TrainedSteps::Renoised(n) => format!("1 drawn for each sample, from {n} noisings, out of "),
         };
         let experts = facts.boundary.map(|boundary| {
-            let both = facts.trained.low.0 < boundary && boundary < facts.trained.high.0;
-            let other = if both { ", and the parameters of the other stay as they are" } else { "" };
+            let are_both_trained = facts.trained.low.0 < boundary && boundary < facts.trained.high.0;
+            let other = if are_both_trained { ", and the parameters of the other stay as they are" } else { "" };
             let high = trained.iter().filter(|i| schedule.expert_level(**i) >= Sigma(boundary)).count();
             match (high, trained.len() - high) {
                 (0, _) => format!("; all of the low-noise expert{other}"),
@@ -103,13 +103,13 @@ impl RewardFlConfig {
 fn idle_expert(schedule: &FlowSchedule, acting: &[usize], facts: ScheduleFacts) -> Option<String> {
     let boundary = Sigma(facts.boundary?);
     let is_high = |i: &usize| schedule.expert_level(*i) >= boundary;
-    let both = facts.trained.low < boundary && boundary < facts.trained.high;
+    let are_both_trained = facts.trained.low < boundary && boundary < facts.trained.high;
     let (expert, remedy) = match acting.iter().filter(|i| is_high(i)).count() {
-        0 if both => {
+        0 if are_both_trained => {
             let last = (0..schedule.steps()).take_while(is_high).last()?;
             ("high-noise expert, which works from", format!("`algo.mid_timestep` of at most {last}"))
         }
-        n if both && n == acting.len() => {
+        n if are_both_trained && n == acting.len() => {
             let first = (0..schedule.steps()).find(|i| !is_high(i))?;
             ("low-noise expert, which works below", format!("`algo.final_timestep` of at least {first}"))
         }

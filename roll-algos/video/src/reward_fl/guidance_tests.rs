@@ -16,7 +16,7 @@ fn config(scale: impl Into<GuidanceScale>, guidance_gradient: GuidanceGradient) 
 /// A test bench with a model whose velocities depend on the prompt.
 fn bench(config: RewardFlConfig) -> Bench {
     let mut bench = Bench::new(config);
-    bench.model.prompted = 0.2;
+    bench.model.prompt_weight = 0.2;
     bench
 }
 
@@ -57,7 +57,7 @@ fn guidance_gradient_modes_differ() {
 fn guidance_scale_one_is_bit_exact_and_computes_one_velocity() {
     let plain = |prompted| {
         let mut bench = Bench::new(RewardFlConfig::default());
-        bench.model.prompted = prompted;
+        bench.model.prompt_weight = prompted;
         bench
     };
     for gradient in [GuidanceGradient::Conditional, GuidanceGradient::Both] {
@@ -66,7 +66,10 @@ fn guidance_scale_one_is_bit_exact_and_computes_one_velocity() {
         let (a, b) = (guided.step(&two()), today.step(&two()));
         assert_eq!(guided.strategy.gradient, today.strategy.gradient);
         assert_eq!(a.metrics["actor/loss"].to_bits(), b.metrics["actor/loss"].to_bits());
-        assert_eq!((guided.model.asked, guided.model.encoded), (today.model.asked, today.model.encoded));
+        assert_eq!(
+            (guided.model.velocity_calls, guided.model.encode_calls),
+            (today.model.velocity_calls, today.model.encode_calls)
+        );
     }
 }
 
@@ -77,7 +80,7 @@ fn guidance_computes_two_velocities_and_records_one_or_both() {
         let mut bench = bench(config);
         bench.model.boundary = Some(0.9);
         bench.step(&[sample(0, "a")]);
-        (bench.model.asked.len(), bench.model.recorded)
+        (bench.model.velocity_calls.len(), bench.model.recorded_passes)
     };
     assert_eq!(counts(RewardFlConfig::default()), (8 + 4, 4));
     assert_eq!(counts(config(3.5, GuidanceGradient::Conditional)), (16 + 4, 4));
@@ -105,13 +108,13 @@ fn the_negative_prompt_is_encoded_once_and_leads_the_other_way() {
     guided.algorithm.config.negative_prompt = "blurred".into();
     guided.step(&two());
     guided.step(&two());
-    assert_eq!(guided.model.encoded, 3);
-    let seen = |length: f32| guided.model.asked.iter().filter(|(_, asked)| *asked == length).count();
+    assert_eq!(guided.model.encode_calls, 3);
+    let seen = |length: f32| guided.model.velocity_calls.iter().filter(|(_, asked)| *asked == length).count();
     assert_eq!((seen(7.0), seen(1.0), seen(0.0)), (2 * 2 * 8, 2 * 2 * 12, 0));
 
     // v = u + s (c - u)
     let mut model = MockDiffusion::new();
-    model.prompted = 0.2;
+    model.prompt_weight = 0.2;
     let prompt = model.encode(&ConditionInput { prompt: "abc".into(), ..ConditionInput::default() }).unwrap();
     let conditions = Conditions::new(&prompt, Some(Tensor::full([1, 1], 0.0)));
     let x = Noise::new(1).latents(0, 0, &SHAPE).unwrap();
@@ -139,7 +142,7 @@ fn the_kl_compares_velocities_under_the_prompt_whatever_the_scale() {
 #[test]
 fn before_last_pull_is_called_after_the_pull_of_the_negative_prompt() {
     let mut model = MockDiffusion::new();
-    model.prompted = 0.2;
+    model.prompt_weight = 0.2;
     let prompt = model.encode(&ConditionInput { prompt: "abc".into(), ..ConditionInput::default() }).unwrap();
     let conditions = Conditions::new(&prompt, Some(Tensor::full([1, 1], 0.0)));
     let (x, t, d) = (Noise::new(1).latents(0, 0, &SHAPE).unwrap(), Timestep(800.0), Tensor::full(SHAPE, 1.0));
@@ -189,7 +192,7 @@ fn training_rejects_samplers_without_gradient() {
         .unwrap();
     assert!(evaluated.iter().all(|e| e.scores[0].is_some() && e.video.is_some()));
     // The noise levels of the official inference, twice each, and the reference velocities of the four trained steps.
-    let asked = &evaluating.model.asked;
+    let asked = &evaluating.model.velocity_calls;
     assert!(asked.len() == 2 * (16 + 4) && asked[0].0 == 999.0, "{asked:?}");
 
     let mut model = MockDiffusion::new();
@@ -226,7 +229,7 @@ fn listed_timesteps_take_the_place_of_even_ones() {
 fn frame_rate_is_that_of_the_model_or_the_clip() {
     let rate = |rate, frame_rate| {
         let mut bench = Bench::new(RewardFlConfig { frame_rate, ..RewardFlConfig::default() });
-        bench.model.rate = rate;
+        bench.model.frame_rate = rate;
         bench.step(&[sample(0, "a")]).videos[0].1.fps()
     };
     // The clip has 8 frames per second.
@@ -238,14 +241,17 @@ fn frame_rate_is_that_of_the_model_or_the_clip() {
 #[test]
 fn gradient_split_interval_depends_on_the_parameter_count() {
     let config = RewardFlConfig::default();
-    let steps: Vec<u64> = (0..60).filter(|step| config.splits(*step, 1000)).collect();
+    let steps: Vec<u64> = (0..60).filter(|step| config.measures_gradients_apart(*step, 1000)).collect();
     assert_eq!(steps, [24, 49]);
     // LoRA of rank 32 on one expert and on both experts of A14B, by `roll plan`.
     for parameters in [153_354_240, 306_708_480] {
-        assert!(config.splits(24, parameters) && !config.splits(25, parameters), "{parameters}");
+        assert!(
+            config.measures_gradients_apart(24, parameters) && !config.measures_gradients_apart(25, parameters),
+            "{parameters}"
+        );
     }
-    assert!((0..60).all(|step| !config.splits(step, 14_000_000_000)));
+    assert!((0..60).all(|step| !config.measures_gradients_apart(step, 14_000_000_000)));
     let asked = RewardFlConfig { gradient_split_every: Some(1), ..RewardFlConfig::default() };
-    assert!(asked.splits(0, 14_000_000_000));
-    assert!(!RewardFlConfig { gradient_split_every: Some(0), ..config }.splits(24, 1000));
+    assert!(asked.measures_gradients_apart(0, 14_000_000_000));
+    assert!(!RewardFlConfig { gradient_split_every: Some(0), ..config }.measures_gradients_apart(24, 1000));
 }

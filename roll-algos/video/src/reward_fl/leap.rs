@@ -59,7 +59,7 @@ pub(super) struct Similarity {
 impl Similarity {
     /// Ends the current leap at the rollout's `latents`, and begins one from there over `delta` noise levels along
     /// `velocity`.
-    pub(super) fn leap(&mut self, latents: &Tensor, delta: f32, velocity: &Tensor) -> Result<()> {
+    pub(super) fn begin_leap(&mut self, latents: &Tensor, delta: f32, velocity: &Tensor) -> Result<()> {
         self.end_leap(latents)?;
         self.landing = Some(axpy(latents, delta, velocity)?);
         Ok(())

@@ -8,7 +8,8 @@ use crate::policy_gradient::LossMask;
 /// A sample's loss and its partial derivatives.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Loss {
-    /// `-similarity * reward_weight * (score - mean) / std + kl_weight * kl`.
+    /// `-similarity * reward_weight * reward + kl_weight * kl`, where the reward is
+    /// `(score - reward_mean) / reward_std`, clamped to `-reward_clip..=reward_clip`.
     pub value: f64,
     /// d value / d score; 0 where `reward_clip` is active.
     pub d_score: f64,

@@ -62,6 +62,7 @@ use split::GradientSplit;
 use truncation::StepCounts;
 
 const NAME: &str = "reward_fl";
+/// The phases whose times a training step reports.
 const PHASES: [&str; 8] = [ENCODE, ROLLOUT, REFERENCE, DECODE, SCORING, PULL, DATA, OPTIMIZER];
 
 /// The initial latents and the plan of a scored video.
@@ -118,7 +119,7 @@ impl Algorithm for RewardFl {
 
 impl ClipAlgorithm for RewardFl {
     fn clip_use(&self) -> ClipUse {
-        ClipUse { trained_on: self.data.trained_on(), reference: self.config.reference }
+        ClipUse { why_needed: self.data.reason_for_clips(), reference: self.config.reference }
     }
 
     fn evaluate(&mut self, context: &mut EvaluationContext<'_>) -> Result<Option<Vec<Evaluated>>> {
@@ -161,7 +162,7 @@ struct SampleVideos<'a> {
 
 impl RewardFl {
     fn update(&mut self, ctx: &mut StepContext<'_>) -> Result<StepReport> {
-        let measures_gradients_apart = self.config.splits(ctx.step, ctx.model.parameter_count());
+        let measures_gradients_apart = self.config.measures_gradients_apart(ctx.step, ctx.model.parameter_count());
         let mut state = StepState {
             plan: self.config.plan(diffusion(ctx.model)?.schedule())?,
             split: measures_gradients_apart.then(|| GradientSplit::new(ctx.model.parameter_count())),
@@ -173,18 +174,18 @@ impl RewardFl {
 
         // All samples pass through the frozen high-noise expert before the first one enters the low-noise expert, so
         // that experts that take turns on the device are changed once.
-        let mut begun = Vec::new();
+        let mut videos_by_sample = Vec::new();
         let all_repeats = repeats(ctx.strategy.ranks().data.as_ref(), ctx.samples)?;
         for (sample, repeats) in ctx.samples.iter().zip(all_repeats) {
-            let videos = self.begin(ctx, sample, repeats, &mut state);
+            let videos = self.begin_sample(ctx, sample, repeats, &mut state);
             match videos.while_doing(|| format!("training on {}", sample.origin))? {
-                Ok(videos) => begun.push(videos),
+                Ok(videos) => videos_by_sample.push(videos),
                 Err(reason) => state.outcome.skip(sample, reason),
             }
         }
-        for videos in begun {
-            let outcome = self.finish(ctx, &videos, &mut state);
-            match outcome.while_doing(|| format!("training on {}", videos.sample.origin))? {
+        for videos in videos_by_sample {
+            let finished = self.finish_sample(ctx, &videos, &mut state);
+            match finished.while_doing(|| format!("training on {}", videos.sample.origin))? {
                 Outcome::Scored(scored) => state.tally.scored.push(scored),
                 Outcome::Skipped(reason) => state.outcome.skip(videos.sample, reason),
                 Outcome::NonFinite(what, value) => {
@@ -197,6 +198,7 @@ impl RewardFl {
         let StepState { split, mut watch, tally, mut outcome, .. } = state;
         watch.begin(OPTIMIZER, Some("updating parameters"))?;
         let (own_samples, on_nonfinite, mut norms) = (tally.counted(), self.config.on_nonfinite, None);
+        // The norms are measured just before the update.
         let update = update::finish(ctx, own_samples, &mut outcome.nonfinite, on_nonfinite, |ranks, all_samples| {
             norms = split.map(|split| split.norms(ranks, all_samples)).transpose()?;
             Ok(())
@@ -212,7 +214,7 @@ impl RewardFl {
     /// Encodes a sample and does the steps of a frozen high-noise expert for its videos. Returns the reason as the
     /// inner error if the sample is skipped. `repeats` counts earlier occurrences of the sample in the same training
     /// step.
-    fn begin<'a>(
+    fn begin_sample<'a>(
         &mut self,
         ctx: &mut StepContext<'_>,
         sample: &'a Sample,
@@ -242,7 +244,7 @@ impl RewardFl {
     }
 
     /// Generates and scores the videos of one sample, and adds the gradient of its loss to the strategy.
-    fn finish(
+    fn finish_sample(
         &mut self,
         ctx: &mut StepContext<'_>,
         videos: &SampleVideos<'_>,
@@ -252,7 +254,7 @@ impl RewardFl {
         for (i, start) in videos.starts.iter().enumerate() {
             // A measurement of the separate gradients pulls again afterwards.
             let is_last_pull = i + 1 == videos.starts.len() && state.split.is_none();
-            match self.video(ctx, videos, i, is_last_pull, state)? {
+            match self.train_on_video(ctx, videos, i, is_last_pull, state)? {
                 Outcome::Scored(video) => {
                     scored_videos.push(video);
                     scored_starts.push(start);
@@ -313,7 +315,7 @@ impl RewardFl {
 
     /// Computes video `number` of a sample, its score and its loss, and pulls the loss back to the parameters.
     /// `is_last_pull` says whether this is the last pull before the strategy takes the gradient.
-    fn video(
+    fn train_on_video(
         &self,
         ctx: &mut StepContext<'_>,
         videos: &SampleVideos<'_>,
@@ -354,6 +356,7 @@ impl RewardFl {
         }
         let details = details.into_iter().map(|(name, value)| (name, Bits(value))).collect();
         let kl = plan.reference.map(|_| trajectory.kl);
+        // A video counts whole; `Scored::mean` sets the fraction of the sample.
         let scored = Scored { fraction: 1.0, loss: loss.value, score, kl, data_loss: None, details };
 
         watch.begin(PULL, Some("pulling back through reward and decoder"))?;
@@ -368,7 +371,7 @@ impl RewardFl {
         Ok(Outcome::Scored(scored))
     }
 
-    /// Adds the flow-matching loss on the sample's clip to its values, and the gradient of this loss to the strategy.
+    /// Adds the flow-matching loss on the sample's clip to `scored`, and the gradient of this loss to the strategy.
     fn with_data_term(
         &mut self,
         ctx: &mut StepContext<'_>,
@@ -423,7 +426,9 @@ fn passes(options: &Options) -> Result<Passes> {
     // The videos of a sample are processed one after another, followed by its clip.
     let videos = config.trained_steps.videos();
     let reference_is_start = config.kl_reference == KlReference::Start;
-    let (held, decoded) = (Some(recorded * trained / videos), Some([0, videos]));
+    let held = Some(recorded * trained / videos);
+    // Every decoding is pulled back.
+    let decoded = Some([0, videos]);
     let references = Some(if config.kl_weight > 0.0 { trained } else { 0 });
     Ok(Passes {
         forward,

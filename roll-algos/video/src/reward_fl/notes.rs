@@ -11,6 +11,7 @@ roll_core::inventory::submit! {
     OptionNotes { kind: Kind::Algorithm, name: NAME, idle: IDLE, more: Some(notes) }
 }
 
+/// Keys without effect under a condition on one key.
 const IDLE: &[IdleKeys] = &[
     SHIFT,
     no_early_stop(When::IsNot("algo.trained_steps.renoised", &["null"])),
@@ -30,6 +31,7 @@ const fn no_early_stop(when: When) -> IdleKeys {
     IdleKeys { keys: &["algo.early_stop"], when, because }
 }
 
+/// The notes that depend on several keys.
 fn notes(config: &ConfiguredOptions<'_>) -> Result<Vec<String>> {
     let number = |key: &str| config.value(key).and_then(|value| value.as_u64());
     let listed = config.value("algo.timesteps").and_then(|list| list.as_array()).map(|list| list.len() as u64);

@@ -64,7 +64,7 @@ fn parameters_and_metrics_do_not_depend_on_the_number_of_ranks_also_with_skipped
             // Before the first update the results are equal without tolerance.
             let counted = ["actor/samples", "actor/skipped", "actor/loss", "actor/score", "actor/kl_loss"];
             for name in counted {
-                assert_eq!(theirs.1[0].get(name), ours.1[0].get(name), "{name}");
+                assert_eq!(theirs.metrics[0].get(name), ours.metrics[0].get(name), "{name}");
             }
         }
     }
@@ -74,11 +74,11 @@ fn parameters_and_metrics_do_not_depend_on_the_number_of_ranks_also_with_skipped
 fn references_without_a_target_are_left_out_alike_on_any_number_of_ranks() {
     let faceless = || Sines { faceless: vec![0, 5, 10, 11, 16, 17, 18, 19], ..Sines::new() };
     let run = |ranks| agreed(train_on(ranks, 2, |i| sample(i, "a person"), faceless));
-    let (parameters, metrics) = run(1);
+    let Run { parameters, metrics } = run(1);
     let skipped: Vec<f64> = metrics.iter().map(|m| m["actor/skipped"]).collect();
     assert_eq!(skipped, [1.0, 1.0, 2.0, 0.0, 4.0, 0.0, 0.0, 0.0, 0.0, 0.0]);
     for ranks in [2, 4] {
-        let (theirs, their_metrics) = run(ranks);
+        let Run { parameters: theirs, metrics: their_metrics } = run(ranks);
         assert_near(&theirs, &parameters);
         assert!(metrics.iter().zip(&their_metrics).all(|(a, b)| a["actor/skipped"] == b["actor/skipped"]));
     }
@@ -87,11 +87,11 @@ fn references_without_a_target_are_left_out_alike_on_any_number_of_ranks() {
 #[test]
 fn repeated_clip_has_the_same_noise_on_any_number_of_ranks() {
     let run = |ranks| agreed(train_on(ranks, 2, |i| sample(i / BATCH, "a person"), Sines::new));
-    let (parameters, metrics) = run(1);
-    let alone = agreed(train_on(1, 2, |i| sample(i, "a person"), Sines::new)).1;
+    let Run { parameters, metrics } = run(1);
+    let alone = agreed(train_on(1, 2, |i| sample(i, "a person"), Sines::new)).metrics;
     assert_ne!(metrics[1]["actor/loss"], alone[1]["actor/loss"]);
     for ranks in [2, 4] {
-        let (theirs, their_metrics) = run(ranks);
+        let Run { parameters: theirs, metrics: their_metrics } = run(ranks);
         assert_near(&theirs, &parameters);
         assert_eq!(their_metrics[0]["actor/loss"], metrics[0]["actor/loss"]);
     }
@@ -103,9 +103,9 @@ fn steps_noisings_and_noise_levels_are_drawn_alike_on_any_number_of_ranks() {
     for trained_steps in [TrainedSteps::Random(2), TrainedSteps::Renoised(2), direct] {
         let config = RewardFlConfig { mid_timestep: 2, trained_steps, data_weight: 0.5, ..RewardFlConfig::default() };
         let run = |ranks| agreed(train_with(ranks, 2, |i| sample(i, some_missing(i)), Sines::new, &config));
-        let (parameters, metrics) = run(1);
+        let Run { parameters, metrics } = run(1);
         for ranks in [2, 4] {
-            let (theirs, their_metrics) = run(ranks);
+            let Run { parameters: theirs, metrics: their_metrics } = run(ranks);
             assert_near(&theirs, &parameters);
             for name in ["actor/loss", "actor/score", "actor/kl_loss", "actor/data_loss"] {
                 assert_eq!(their_metrics[0].get(name), metrics[0].get(name), "{name}");
@@ -125,7 +125,7 @@ fn every_stage_gives_the_same_bits() {
 #[test]
 fn nonfinite_value_on_one_rank_skips_the_update_of_all() {
     let huge = |index: u64| if index == 6 { "huge" } else { "a person" };
-    let (_, metrics) = agreed(train(4, 2, huge));
+    let Run { metrics, .. } = agreed(train(4, 2, huge));
     assert_eq!(metrics[1]["actor/nonfinite"], 1.0);
     assert!(!metrics[1].contains_key("actor/grad_norm") && metrics[2].contains_key("actor/grad_norm"));
 }

@@ -48,6 +48,7 @@ impl Scored {
         let mean = |value: fn(&Self) -> f64| videos.iter().map(value).sum::<f64>() / n;
         let details = detail_means(&videos);
         let details = details.into_iter().map(|(name, mean)| (name.to_string(), Bits(mean))).collect();
+        // Either all videos of a sample have a KL, or none has.
         let kl = videos[0].kl.map(|_| mean(|v| v.kl.unwrap_or(0.0)));
         Some(Self { fraction, loss: mean(|v| v.loss), score: mean(|v| v.score), kl, data_loss: None, details })
     }
@@ -116,11 +117,14 @@ impl Tally {
             }
         }
         // The mean over the samples that have a loss on their clip, weighted by their fractions.
-        let data_losses =
-            self.scored.iter().filter_map(|scored| Some([scored.fraction * scored.data_loss?, scored.fraction]));
-        if let Some([sum, weight]) =
-            data_losses.reduce(|[sum, weight], [loss, fraction]| [sum + loss, weight + fraction])
-        {
+        let (mut sum, mut weight) = (0.0, 0.0);
+        for scored in &self.scored {
+            if let Some(data_loss) = scored.data_loss {
+                sum += scored.fraction * data_loss;
+                weight += scored.fraction;
+            }
+        }
+        if weight > 0.0 {
             metrics.insert("actor/data_loss".into(), sum / weight);
         }
         metrics.extend(detail_means(&self.scored).into_iter().map(|(name, mean)| (detail_metric(name), mean)));

@@ -321,7 +321,7 @@ fn without_a_weight_of_the_kl_only_evaluations_compute_it() {
 
 /// Whether the low-noise expert was asked, call by call.
 fn low_noise(model: &MockDiffusion) -> Vec<bool> {
-    model.asked.iter().map(|(timestep, _)| *timestep < 900.0).collect()
+    model.velocity_calls.iter().map(|(timestep, _)| *timestep < 900.0).collect()
 }
 
 #[test]
@@ -439,7 +439,7 @@ fn a_reference_without_a_face_follows_on_missing() {
         assert_eq!((report.metrics["actor/samples"], report.metrics["actor/skipped"]), (1.0, 1.0));
     }
     // That the reference has no face is found once, and costs neither an encoding nor a rollout.
-    assert_eq!((bench.reward.prepared.len(), bench.model.encoded), (2, 1));
+    assert_eq!((bench.reward.prepared.len(), bench.model.encode_calls), (2, 1));
     let gradient = bench.strategy.gradient.clone();
     bench.step(&[sample(0, "a")]);
     assert_eq!(gradient, bench.strategy.gradient);
@@ -505,7 +505,7 @@ fn an_evaluation_encodes_no_prompt_that_is_encoded_already() {
     let first = evaluate(&mut bench);
     let again = evaluate(&mut bench);
     bench.step(&two());
-    assert_eq!(bench.model.encoded, 3);
+    assert_eq!(bench.model.encode_calls, 3);
     assert!(first.iter().zip(&again).all(|(a, b)| (&a.scores, a.kl) == (&b.scores, b.kl)));
 }
 
@@ -620,7 +620,7 @@ fn a_sample_is_prepared_once_over_epochs() {
     let mut bench = Bench::new(RewardFlConfig::default());
     bench.step(&two());
     bench.step(&two());
-    assert_eq!((bench.model.encoded, bench.reward.prepared.len()), (2, 2));
+    assert_eq!((bench.model.encode_calls, bench.reward.prepared.len()), (2, 2));
 }
 
 #[test]
@@ -656,7 +656,7 @@ fn check_rejects_invalid_configurations() {
     assert!(with(|c| c.data_weight = f64::NAN).contains("data_weight"));
     assert!(with(|c| c.data_weight = -0.5).contains("away from the clips"));
     assert!(with(|c| c.trained_steps = TrainedSteps::Last(5)).contains("ask for fewer"));
-    assert!(check(RewardFlConfig::default(), |m, _| m.diffusion = false).unwrap_err().contains("diffusion"));
+    assert!(check(RewardFlConfig::default(), |m, _| m.is_diffusion = false).unwrap_err().contains("diffusion"));
     assert!(check(RewardFlConfig::default(), |_, r| r.differentiable = false).unwrap_err().contains("`sines`"));
     let mut bench = Bench::new(RewardFlConfig::default());
     assert!(bench.algorithm.check(&mut bench.model, None).is_err());

@@ -44,7 +44,7 @@ pub struct Trajectory {
     pub similarity: f64,
     /// See [`Adjoint::discount`].
     discount: f32,
-    /// Derivative of `latents` with respect to the latents after the last step; 1 unless they were continued.
+    /// Derivative of `latents` with respect to the latents after the last step; 1 before [`Trajectory::continued`].
     slope: f32,
     steps: Vec<RecordedStep>,
     /// Number of steps of the rollout, for descriptions.
@@ -57,10 +57,11 @@ struct RecordedStep {
     /// Factor of the velocity in the gradient: the difference of noise levels over which it acts.
     delta: f32,
     /// Whether the first frame of the latents was replaced after the step.
-    replaced: bool,
+    has_replaced_frame: bool,
     trained: Option<TrainedStep>,
 }
 
+/// The record of a step with gradient.
 struct TrainedStep {
     pullback: GuidedPullback,
     /// d kl / d velocity under the prompt, with kl as the mean over steps; `None` for steps without trainable
@@ -112,7 +113,7 @@ pub fn rollout(
         observer.velocity(i, &v);
         let delta = plan.reach(i).0 as f32 - schedule.sigma(i).0 as f32;
         if is_trained && let Some(similarity) = &mut similarity {
-            similarity.leap(&x, delta, &v)?;
+            similarity.begin_leap(&x, delta, &v)?;
         }
 
         let d_kl = match plan.reference {
@@ -134,13 +135,13 @@ pub fn rollout(
         x = sampler.step(schedule.sigma(i), plan.end(i), &x, &v)?;
         // The first frame is replaced after the last step, too, so that training decodes the same latents as
         // generation.
-        let replaced = prompt.first_frame.is_some();
-        if replaced {
+        let has_replaced_frame = prompt.first_frame.is_some();
+        if has_replaced_frame {
             x = prompt.with_first_frame(&x)?;
         }
         observer.latents(i, &x);
         if trained_step.is_some() || !steps.is_empty() {
-            steps.push(RecordedStep { index: i, delta, replaced, trained: trained_step });
+            steps.push(RecordedStep { index: i, delta, has_replaced_frame, trained: trained_step });
         }
     }
     let similarity = similarity.map_or(Ok(1.0), |similarity| similarity.weight(&x))?;
@@ -176,18 +177,22 @@ impl Trajectory {
         };
         let mut before_last = Some(before_last);
         let mut pulls_left = self.steps.iter().filter(|step| step.trained.is_some()).count();
-        for RecordedStep { index, delta, replaced, trained } in self.steps.into_iter().rev() {
-            if replaced {
+        for RecordedStep { index, delta, has_replaced_frame, trained } in self.steps.into_iter().rev() {
+            if has_replaced_frame {
                 d_x = without_first_frame(&d_x)?;
             }
             let Some(TrainedStep { pullback, d_kl: d_kl_i }) = trained else { continue };
             let description = format!("pulling back through denoising step {} of {}", index + 1, self.total_steps);
             observer.begin(PULL, Some(&description))?;
             pulls_left -= 1;
-            let before_this = if pulls_left == 0 { before_last.take() } else { None };
+            let is_last_pull = pulls_left == 0;
+            let before_pull = || match before_last.take_if(|_| is_last_pull) {
+                Some(before_last) => before_last(),
+                None => Ok(()),
+            };
             let d_v = scaled(&d_x, delta)?;
             let d_c = d_kl_i.map(|d_kl_i| scaled(&d_kl_i, d_kl as f32)).transpose()?;
-            let pulled = pullback.pull(&d_v, d_c.as_ref(), || before_this.map_or(Ok(()), |call| call()))?;
+            let pulled = pullback.pull(&d_v, d_c.as_ref(), before_pull)?;
             if self.discount != 0.0 {
                 d_x = axpy(&d_x, self.discount, &pulled)?;
             }

@@ -14,6 +14,7 @@ use super::RolloutStart;
 use super::config::TrainedSteps;
 use super::direct;
 use super::plan::{Adjoint, EarlyStop, RolloutPlan};
+use crate::draw_keys::in_unit_interval;
 use crate::flow_matching::mixed;
 
 /// Number of trained steps of LeapAlign.
@@ -100,20 +101,20 @@ impl TrainedSteps {
         Ok(plan.training(chosen))
     }
 
-    /// Draws the steps of one sample, ascending, from the steps `from` of [`TrainedSteps::restricted`].
-    fn drawn(&self, from: &[usize], noise: &Noise, step: u64, key: u64) -> Vec<usize> {
+    /// Draws the steps of one sample, ascending, from the `candidates`, the trained steps of
+    /// [`TrainedSteps::restricted`].
+    fn drawn(&self, candidates: &[usize], noise: &Noise, step: u64, key: u64) -> Vec<usize> {
         let count = match *self {
-            Self::Random(k) => k.min(from.len()),
-            Self::Renoised(_) | Self::Direct(_) => from.len().min(1),
-            Self::Leap(_) => LEAPS.min(from.len()),
-            _ => return from.to_vec(),
+            Self::Random(k) => k.min(candidates.len()),
+            Self::Renoised(_) | Self::Direct(_) => candidates.len().min(1),
+            Self::Leap(_) => LEAPS.min(candidates.len()),
+            _ => return candidates.to_vec(),
         };
         // Draws without replacement.
-        let (mut left, mut drawn) = (from.to_vec(), Vec::new());
+        let (mut remaining, mut drawn) = (candidates.to_vec(), Vec::new());
         let mut draw = noise.uniform(Purpose::Levels, step, key);
         for _ in 0..count {
-            let unit = 0.5 * (f64::from(draw()) + 1.0);
-            drawn.push(left.remove((unit * left.len() as f64) as usize));
+            drawn.push(remaining.remove((in_unit_interval(draw()) * remaining.len() as f64) as usize));
         }
         drawn.sort_unstable();
         drawn
@@ -133,31 +134,45 @@ impl TrainedSteps {
         let trained = self.drawn(&plan.trained, noise, step, key);
         // The whole rollout to the data, without a trained step.
         let to_data = RolloutPlan { early_stop: EarlyStop::PredictX0, ..plan.clone().training(Vec::new()) };
-        let (data, count) = match self {
-            Self::Renoised(count) => (run(&to_data, &latents)?, *count),
+        match self {
+            Self::Renoised(count) => {
+                let data = run(&to_data, &latents)?;
+                renoised_starts(plan, &data, *count, &trained, noise, [step, key])
+            }
             Self::Direct(direct) => {
                 let data = run(&to_data, &latents)?;
-                return match trained.first() {
+                match trained.first() {
                     Some(i) => direct.starts(plan, &data, &latents, *i),
                     None => Ok(Vec::new()),
-                };
+                }
             }
             _ => {
                 let plan = if *self == Self::Window { plan.clone() } else { plan.clone().training(trained) };
-                return Ok(vec![RolloutStart { plan, latents, direct: None }]);
-            }
-        };
-        let draws = noise.normal(Purpose::Noising, step, key, &[count, data.len()])?;
-        let (draws, mut starts) = (draws.f32s()?, Vec::new());
-        for draw in draws.chunks_exact(data.len().max(1)) {
-            for &i in &trained {
-                let plan = plan.clone().alone(i);
-                let latents = mixed(&data, draw, plan.schedule.sigma(i))?;
-                starts.push(RolloutStart { plan, latents, direct: None });
+                Ok(vec![RolloutStart { plan, latents, direct: None }])
             }
         }
-        Ok(starts)
     }
+}
+
+/// The starts of `count` videos for each of the `trained` steps: the rollout's `data`, noised to the level of the step.
+fn renoised_starts(
+    plan: &RolloutPlan,
+    data: &Tensor,
+    count: usize,
+    trained: &[usize],
+    noise: &Noise,
+    [step, key]: [u64; 2],
+) -> Result<Vec<RolloutStart>> {
+    let draws = noise.normal(Purpose::Noising, step, key, &[count, data.len()])?;
+    let mut starts = Vec::new();
+    for draw in draws.f32s()?.chunks_exact(data.len().max(1)) {
+        for &i in trained {
+            let plan = plan.clone().alone(i);
+            let latents = mixed(data, draw, plan.schedule.sigma(i))?;
+            starts.push(RolloutStart { plan, latents, direct: None });
+        }
+    }
+    Ok(starts)
 }
 
 #[cfg(test)]

@@ -71,8 +71,8 @@ fn plan_counts_the_velocities_of_a_step() {
             bench.step(&[sample(0, "a")]);
             let on_clip = usize::from(data_weight > 0.0);
             // Each trained step has a reference velocity.
-            assert_eq!(bench.model.asked.len(), asked + recorded + on_clip, "{steps:?}");
-            assert_eq!(bench.model.recorded, recorded + on_clip, "{steps:?}");
+            assert_eq!(bench.model.velocity_calls.len(), asked + recorded + on_clip, "{steps:?}");
+            assert_eq!(bench.model.recorded_passes, recorded + on_clip, "{steps:?}");
             let options = serde_json::to_value(&config).unwrap();
             let planned = passes(options.as_object().unwrap()).unwrap();
             assert_eq!((planned.forward, planned.pulled), (asked + on_clip, recorded + on_clip), "{steps:?}");
@@ -93,7 +93,7 @@ fn draws_depend_on_the_step_and_repeat_with_it() {
         let levels = |at: u64| {
             let mut bench = Bench::new(cut(steps.clone()));
             bench.step_at(at, &two(), 0.0, &Silent).unwrap();
-            let (gradient, asked) = (bench.strategy.gradient, bench.model.asked);
+            let (gradient, asked) = (bench.strategy.gradient, bench.model.velocity_calls);
             (gradient.iter().map(|g| g.to_bits()).collect::<Vec<_>>(), asked)
         };
         let several: Vec<_> = (0..6).map(levels).collect();

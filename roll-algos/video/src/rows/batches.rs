@@ -21,9 +21,9 @@ pub struct Batch {
 ///
 /// All passes over the data form one endless sequence. Pass p is the rows in order or, with shuffling, in permutation p
 /// of the run's noise. Step s uses the samples `s * n .. (s + 1) * n` of the sequence, where n counts the samples of
-/// all ranks, and each rank takes its own slice of them. The samples of a step therefore depend only on the step: not
-/// on the number of ranks (at the same n), nor on whether the run was resumed. The last step of a run is completed from
-/// the next pass.
+/// all ranks, and each rank takes its own slice of them. The samples of a step therefore depend on the step alone:
+/// neither the number of ranks (at the same n) nor a resumption of the run changes them. The last step of a run is
+/// completed from the next pass.
 ///
 /// If buckets are used, a pass is a sequence of micro-batches. Each micro-batch has clips of one shape, in the order
 /// of the permutation; the last one of a shape is completed with the first clips of that shape. The micro-batches of a
@@ -106,8 +106,8 @@ impl Batches {
         (first..first + self.per_rank as u64).map(|position| self.row(position)).collect()
     }
 
-    /// The prompts of this rank's samples in as many whole steps from step `step` on as have `count` samples, at least
-    /// in one step. Rows without a prompt are left out.
+    /// The prompts of this rank's samples from step `step` on: of whole steps, at least one, that have `count` samples
+    /// together. Rows without a prompt are left out.
     pub fn prompts(&mut self, step: u64, count: usize) -> Vec<String> {
         let steps = count.div_ceil(self.per_rank).max(1) as u64;
         let indices: Vec<usize> = (step..step.saturating_add(steps)).flat_map(|step| self.indices(step)).collect();
@@ -142,25 +142,28 @@ impl Batches {
     fn row(&mut self, position: u64) -> usize {
         let n = self.pass_length();
         let (pass, within) = (position / n as u64, (position % n as u64) as usize);
-        if self.order.as_ref().is_none_or(|(p, _)| *p != pass) {
-            self.order = Some((pass, self.pass(pass)));
-        }
-        self.order.as_ref().map_or(within, |(_, rows)| rows[within])
+        let rows = match self.order.take() {
+            Some((latest, rows)) if latest == pass => rows,
+            _ => self.rows_of_pass(pass),
+        };
+        let row = rows[within];
+        self.order = Some((pass, rows));
+        row
     }
 
     /// The rows of a pass, in order.
-    fn pass(&self, pass: u64) -> Vec<usize> {
+    fn rows_of_pass(&self, pass: u64) -> Vec<usize> {
         let (n, shuffle) = (self.dataset.len(), self.dataset.config().shuffle);
         let rows: Vec<usize> = if shuffle { self.noise.permutation(pass, n) } else { (0..n).collect() };
         if self.micro == 1 {
             return rows;
         }
-        let mut shapes: BTreeMap<_, Vec<usize>> = BTreeMap::new();
+        let mut rows_by_shape: BTreeMap<_, Vec<usize>> = BTreeMap::new();
         for row in rows {
-            shapes.entry(self.dataset.bucket(row)).or_default().push(row);
+            rows_by_shape.entry(self.dataset.bucket(row)).or_default().push(row);
         }
         let mut batches: Vec<Vec<usize>> = Vec::new();
-        for rows in shapes.values() {
+        for rows in rows_by_shape.values() {
             let filled = rows.len().next_multiple_of(self.micro);
             let rows: Vec<usize> = rows.iter().copied().cycle().take(filled).collect();
             batches.extend(rows.chunks(self.micro).map(<[usize]>::to_vec));
@@ -179,8 +182,8 @@ impl Batches {
         if self.micro == 1 {
             return self.dataset.len();
         }
-        let mut shapes: BTreeMap<_, usize> = BTreeMap::new();
-        (0..self.dataset.len()).for_each(|row| *shapes.entry(self.dataset.bucket(row)).or_default() += 1);
-        shapes.values().map(|rows| rows.next_multiple_of(self.micro)).sum()
+        let mut count_by_shape: BTreeMap<_, usize> = BTreeMap::new();
+        (0..self.dataset.len()).for_each(|row| *count_by_shape.entry(self.dataset.bucket(row)).or_default() += 1);
+        count_by_shape.values().map(|count| count.next_multiple_of(self.micro)).sum()
     }
 }

@@ -19,7 +19,11 @@ pub struct Bucket {
 }
 
 /// Default proportions of a generated video, `[height, width]`: 832 x 480 pixels, as Wan generates.
-const SIZE: [usize; 2] = [480, 832];
+const DEFAULT_SIZE: [usize; 2] = [480, 832];
+
+/// Added to a side in pixels before its fraction is cut off, because rounding may make a side slightly smaller than the
+/// clip's, e.g. if the ratio is 16/9.
+const ROUNDING: f64 = 1e-6;
 
 impl Bucket {
     /// The shape of the video to generate for a prompt without a clip. Its size is that of `config`. If `config` has
@@ -28,7 +32,7 @@ impl Bucket {
     pub fn without_clip(config: &DataConfig, picture: Option<&Path>, unit: VideoUnit) -> Result<Self> {
         let size = match picture {
             Some(picture) if config.height.is_none() => probe(picture, config.decoder)?.size,
-            _ => SIZE,
+            _ => DEFAULT_SIZE,
         };
         fitted(size, config.num_frames, config, unit).map_err(|problem| match picture {
             Some(picture) => Error::bad_file(picture, problem),
@@ -95,8 +99,7 @@ fn fitted(video_size: [usize; 2], frames: usize, config: &DataConfig, unit: Vide
 fn ratio_size(ratio: f64, clip: [usize; 2], max_pixels: usize, unit: VideoUnit) -> [usize; 2] {
     let [own_height, own_width] = clip.map(|side| side as f64);
     let height = (max_pixels as f64 / ratio).sqrt().min(own_height).min(own_width / ratio);
-    // Rounding may make the width slightly smaller than the clip's, e.g. if the ratio is 16/9.
-    let [height, width] = unit.size_within([height, height * ratio].map(|side| (side + 1e-6) as usize));
+    let [height, width] = unit.size_within([height, height * ratio].map(|side| (side + ROUNDING) as usize));
     [height.max(unit.height), width.max(unit.width)]
 }
 

@@ -157,14 +157,14 @@ impl Default for DataConfig {
 }
 
 impl DataConfig {
-    /// Returns the configuration with its paths mapped by `base`.
-    pub fn resolved(&self, base: impl Fn(&Path) -> PathBuf) -> Self {
-        let of = |path: &Option<PathBuf>| path.as_deref().map(&base);
+    /// Returns the configuration with each of its paths mapped by `resolve`.
+    pub fn resolved(&self, resolve: impl Fn(&Path) -> PathBuf) -> Self {
+        let resolve_option = |path: &Option<PathBuf>| path.as_deref().map(&resolve);
         Self {
-            metadata: of(&self.metadata),
-            base_path: of(&self.base_path),
+            metadata: resolve_option(&self.metadata),
+            base_path: resolve_option(&self.base_path),
             cache_dir: match &self.cache_dir {
-                CacheDir::At(path) => CacheDir::At(base(path)),
+                CacheDir::At(path) => CacheDir::At(resolve(path)),
                 other => other.clone(),
             },
             ..self.clone()

@@ -11,6 +11,9 @@ use super::buckets::{self, Bucket};
 use super::config::{DataConfig, OnBadSample, Windows};
 use super::metadata::{Metadata, MetadataRow, Window};
 
+/// The value of [`ReadOptions::every`] that leaves out no frame.
+const EVERY_FRAME: usize = 1;
+
 /// The rows of a metadata file. Reading a sample decodes its clip; the least recently used clips are evicted beyond
 /// `data.cache_bytes`.
 #[derive(Debug)]
@@ -18,7 +21,7 @@ pub struct Dataset {
     metadata: Metadata,
     config: DataConfig,
     unit: VideoUnit,
-    /// The bucket of each row; `None` without buckets.
+    /// The bucket of each row; `None` without buckets. A row that cannot be read has no bucket.
     buckets: Option<Vec<Option<Bucket>>>,
     cache: Mutex<Cache>,
 }
@@ -36,10 +39,11 @@ impl Dataset {
         let (has_buckets, has_windows) = (buckets::are_wanted(config), config.windows != Windows::Head);
         let mut buckets = None;
         if has_buckets || has_windows {
-            let of_rows = buckets::assign(&metadata, config, unit)?;
-            // Now the metadata has one row per window.
-            let of_windows = metadata.divide(config.windows, of_rows, unit)?.into_iter();
-            buckets = has_buckets.then(|| of_windows.map(|available| available.map(|a| a.bucket)).collect());
+            let frames_by_row = buckets::assign(&metadata, config, unit)?;
+            // From here on, the metadata has one row per window.
+            let frames_by_window = metadata.divide(config.windows, frames_by_row, unit)?;
+            let bucket_by_window = frames_by_window.into_iter().map(|frames| frames.map(|available| available.bucket));
+            buckets = has_buckets.then(|| bucket_by_window.collect());
         }
         let cache = Mutex::new(Cache { limit: config.cache_bytes, ..Cache::default() });
         Ok(Self { metadata, config: config.clone(), unit, buckets, cache })
@@ -112,6 +116,7 @@ impl Dataset {
         Ok(Err((location, reason)))
     }
 
+    /// Makes the sample of a row from its decoded files, which may be cached.
     fn read(&self, index: usize, row: &MetadataRow) -> Result<Sample> {
         if let Some(reason) = &row.no_prompt {
             let file = row.video.as_ref().unwrap_or(&self.metadata.path);
@@ -137,6 +142,7 @@ impl Dataset {
         })
     }
 
+    /// Decodes the clip, the pictures and the mask of a row.
     fn decode(&self, row: &MetadataRow, bucket: Option<Bucket>) -> Result<Clip> {
         let (config, unit) = (&self.config, self.unit);
         let video = match &row.video {
@@ -169,7 +175,7 @@ impl Dataset {
             fps: config.fps,
             sizing: Sizing::Exact([height, width]),
             decoder: config.decoder,
-            every: 1,
+            every: EVERY_FRAME,
         };
         let mask = read_video(path, &options)?;
         let found = mask.dims()[0];
@@ -177,9 +183,11 @@ impl Dataset {
             return Err(bad(format!("expected a picture or the {frames} frames of the clip, found {found} frames")));
         }
         let (pixels, rgb) = (height * width, mask.frames().f32s()?);
+        // Frames are `[3, H, W]` in [-1, 1], masks are in [0, 1].
         let grey = |i: usize| {
-            let at = i / pixels * 3 * pixels + i % pixels;
-            ((rgb[at] + rgb[at + pixels] + rgb[at + 2 * pixels]) / 3.0 + 1.0) / 2.0
+            let red = i / pixels * 3 * pixels + i % pixels;
+            let (green, blue) = (red + pixels, red + 2 * pixels);
+            ((rgb[red] + rgb[green] + rgb[blue]) / 3.0 + 1.0) / 2.0
         };
         Tensor::new((0..found * pixels).map(grey).collect(), [found, height, width])
     }
@@ -204,6 +212,7 @@ impl Dataset {
         }
     }
 
+    /// Decodes the frames of a clip that its window, its bucket or the configuration selects.
     fn decode_clip(
         &self,
         path: &Path,
@@ -215,7 +224,8 @@ impl Dataset {
         let expected = bucket.map(|bucket| bucket.frames).or(window.map(|window| window.frames));
         let max_frames = expected.unwrap_or(unit.frames_within(config.num_frames));
         let (skip, decoder) = (window.map_or(0, |window| window.first), config.decoder);
-        let options = ReadOptions { skip, max_frames: Some(max_frames), fps: config.fps, sizing, decoder, every: 1 };
+        let options =
+            ReadOptions { skip, max_frames: Some(max_frames), fps: config.fps, sizing, decoder, every: EVERY_FRAME };
         let video = read_video(path, &options)?;
         let found = video.dims()[0];
         let video = truncate_frames(video, unit.frames_within(found))?;
@@ -240,7 +250,8 @@ fn truncate_frames(video: Video, frames_kept: usize) -> Result<Video> {
     Video::new(Tensor::new(values, [frames_kept, 3, height, width])?, video.fps())
 }
 
-// A poisoned lock is used all the same, because no panic can leave the cache in an inconsistent state that matters.
+/// Locks a mutex. A poisoned lock is used all the same, because no panic can leave the cache in an inconsistent state
+/// that matters.
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

@@ -1,11 +1,11 @@
 //! Rows: the clips and prompts that a run trains on or evaluates.
 //!
-//! [`DataConfig`] is the section `data`. [`Metadata`] reads the table that it names, and [`Dataset`] joins it with the files
-//! of the rows, which it decodes when they are needed. [`Batches`] decides which samples an optimizer step uses on which
-//! rank. Start reading at [`Dataset`] (`dataset.rs`).
+//! [`DataConfig`] is the section `data`. [`Metadata`] reads the table that the section names. [`Dataset`] joins the
+//! table with the files of the rows, which are decoded when they are needed. [`Batches`] decides which samples an
+//! optimizer step uses on which rank. Start reading at [`Dataset`] (`dataset.rs`).
 //!
-//! A new column: its meaning in `metadata/mod.rs`, its file in `dataset.rs`; the notes on its use are in `task/rows.rs` and
-//! `task/notes.rs`.
+//! A new column gets its meaning in `metadata/mod.rs`. Its files are read in `dataset.rs`, and the notes on its use are
+//! in `task/rows.rs` and `task/notes.rs`.
 
 mod batches;
 mod buckets;

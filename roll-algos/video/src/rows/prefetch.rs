@@ -18,12 +18,13 @@ pub(crate) type ReadRow = std::result::Result<Sample, (String, String)>;
 /// batch.
 #[derive(Debug, Default)]
 pub(crate) struct Prefetch {
+    /// The rows of each batch, and the thread that reads them.
     pending: VecDeque<(Vec<usize>, JoinHandle<Result<Vec<ReadRow>>>)>,
 }
 
 impl Prefetch {
     /// Returns the samples of `rows`, prefetched or read now: the same samples and the same error either way.
-    /// Drops lists that were begun earlier and not requested.
+    /// Drops batches that were begun earlier and not requested.
     pub fn take(&mut self, dataset: &Dataset, rows: &[usize]) -> Result<Vec<ReadRow>> {
         while let Some((pending, thread)) = self.pending.pop_front() {
             if pending == rows {

@@ -18,8 +18,10 @@ impl Windows {
             Self::Head => vec![0],
             Self::Uniform(count) => {
                 let gaps = count.saturating_sub(1).clamp(1, MAX_WINDOWS);
+                // Multiples of `last / gaps`, rounded to the nearest frame.
                 (0..=gaps).map(|i| (i * last + gaps / 2) / gaps).collect()
             }
+            // One more than the maximum, which `divide` then refuses.
             Self::Sliding(stride) => (0..=last).step_by(stride.max(1)).take(MAX_WINDOWS + 1).collect(),
         };
         starts.dedup(); // a clip may have fewer positions than windows are configured
@@ -28,8 +30,9 @@ impl Windows {
 }
 
 impl Metadata {
-    /// Divides clips into windows: replaces the row of each clip that is longer than its sample by at least the model's
-    /// unit. It becomes one row per window. `available` belongs to the rows before, the result to the rows after.
+    /// Divides clips into windows. The row of each clip that is longer than its sample, by at least the model's unit,
+    /// is replaced by one row per window. `available` has an entry for each row before the division, the result has one
+    /// for each row after it.
     pub(crate) fn divide(
         &mut self,
         windows: Windows,
@@ -40,8 +43,9 @@ impl Metadata {
         for (row, found) in std::mem::take(&mut self.rows).into_iter().zip(available) {
             let frames = found.map_or(0, |found| found.bucket.frames);
             // Fewer frames than the unit are no reason for windows, which would be nearly the same.
-            let longer = found.map(|found| found.frames).filter(|length| unit.frames_within(*length) > frames);
-            let starts = longer.map_or(vec![0], |length| windows.starts(length, frames));
+            let length_if_longer =
+                found.map(|found| found.frames).filter(|length| unit.frames_within(*length) > frames);
+            let starts = length_if_longer.map_or(vec![0], |length| windows.starts(length, frames));
             if starts.len() > MAX_WINDOWS {
                 let problem = format!("more than {MAX_WINDOWS} windows in {}; choose fewer", self.location(&row));
                 return Err(Error::config("data.windows", problem));
@@ -53,6 +57,7 @@ impl Metadata {
                     rows.push(MetadataRow { window: Some(Window { number, first, frames }), ..row.clone() });
                 }
             }
+            // All rows of a clip have its entry.
             available_of_rows.resize(rows.len(), found);
         }
         self.rows = rows;

@@ -95,8 +95,8 @@ impl Guidance {
         }
     }
 
-    /// Computes the velocity at `latents`. With scale 1 it is the model's velocity bit for bit, and no velocity under
-    /// the negative prompt is computed.
+    /// Computes the velocity at `latents`. With scale 1 the result is the model's velocity bit for bit, and no velocity
+    /// under the negative prompt is computed.
     pub fn velocity(
         &self,
         model: &mut dyn DiffusionModel,

@@ -13,7 +13,7 @@ use roll_core::{Adapter, ConditionInput, Conditioning, DiffusionModel, Grad, Pro
 
 pub use guidance::{Conditions, Guidance, GuidanceGradient, Guided, GuidedPullback};
 pub use options::SamplingOptions;
-pub(crate) use options::agreeing_steps;
+pub(crate) use options::check_steps_agree;
 pub use scale::GuidanceScale;
 
 /// The inputs of a video's generation.

@@ -67,7 +67,7 @@ impl SamplingOptions {
 
 /// Fails if a list of timesteps is given and `steps` is neither its length nor `default`, the value of an option that
 /// is not set.
-pub(crate) fn agreeing_steps(timesteps: Option<&[u32]>, steps: usize, default: usize) -> Result<()> {
+pub(crate) fn check_steps_agree(timesteps: Option<&[u32]>, steps: usize, default: usize) -> Result<()> {
     match timesteps {
         Some(list) if steps != list.len() && steps != default => Err(Error::config(
             "num_inference_steps",

@@ -79,6 +79,7 @@ impl FromStr for GuidanceScale {
     }
 }
 
+/// What is expected where a scale is read, in words for error messages.
 const EXPECTED: &str = "a number, or two for the experts of high and low noise";
 
 impl JsonSchema for GuidanceScale {

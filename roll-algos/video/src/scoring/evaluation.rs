@@ -38,12 +38,12 @@ pub(crate) fn evaluate(
     };
     let evaluated: Result<_> = samples.iter().enumerate().map(evaluate_one).collect();
     if evaluated.is_err() {
-        prepared.begun.clear();
+        prepared.high_noise_latents.clear();
     }
     evaluated
 }
 
-/// The key of a sample in [`Prepared::begun`].
+/// The key of a sample in [`Prepared::high_noise_latents`].
 fn key(sample: &Sample) -> (u64, String) {
     (sample.index, sample.origin.clone())
 }
@@ -62,9 +62,9 @@ fn begin_with_upcoming(
         if ctx.progress.interrupted() {
             return Err(Error::Interrupted);
         }
-        let begun = denoised(generation, prepared, ctx, next, high_noise, None);
-        let latents = begun.while_doing(|| format!("evaluating {}", next.origin))?.latents;
-        prepared.begun.insert(key(next), latents);
+        let trajectory = denoised(generation, prepared, ctx, next, high_noise, None);
+        let latents = trajectory.while_doing(|| format!("evaluating {}", next.origin))?.latents;
+        prepared.high_noise_latents.insert(key(next), latents);
     }
     Ok(denoised(generation, prepared, ctx, sample, high_noise, None)?.latents)
 }
@@ -98,7 +98,7 @@ fn evaluate_sample(
     let Trajectory { latents, kl, .. } = match plan.divided(boundary) {
         None => denoised(generation, prepared, ctx, sample, plan, None)?,
         Some([high_noise, low_noise]) => {
-            let latents = match prepared.begun.remove(&key(sample)) {
+            let latents = match prepared.high_noise_latents.remove(&key(sample)) {
                 Some(latents) => latents,
                 None => begin_with_upcoming(generation, prepared, ctx, sample, &high_noise)?,
             };

@@ -25,8 +25,8 @@ pub enum FrameRate {
     Clip,
 }
 
-/// Frames per second of generated videos if neither the model nor the sample's clip has a rate.
-const FPS: f64 = 16.0;
+/// Frames per second of generated videos and of still pictures if neither the model nor the sample's clip has a rate.
+const DEFAULT_FPS: f64 = 16.0;
 
 impl FrameRate {
     /// Frames per second of the video generated for `sample`.
@@ -37,13 +37,13 @@ impl FrameRate {
             Self::Model => model_rate.or(clip_rate),
             Self::Clip => clip_rate.or(model_rate),
         };
-        rate.unwrap_or(FPS)
+        rate.unwrap_or(DEFAULT_FPS)
     }
 }
 
-/// The video that the reward compares the sample's result with; `None` for a row without one.
+/// The video that the reward compares the sample's generated video with; `None` for a row without such a reference.
 pub fn reference_video(sample: &Sample, reference: Reference) -> Result<Option<Arc<Video>>> {
-    let fps = sample.video.clip().map_or(FPS, |clip| clip.fps());
+    let fps = sample.video.clip().map_or(DEFAULT_FPS, |clip| clip.fps());
     let still = |image: Tensor| -> Result<_> {
         let shape = [&[1], image.shape()].concat();
         Ok(Arc::new(Video::new(image.reshape(shape)?, fps)?))

@@ -23,9 +23,9 @@ pub(crate) struct Prepared {
     targets: SampleCache<PreparedTarget>,
     /// The embedding of the negative prompt, which all samples share.
     negative: Option<Tensor>,
-    /// Latents after the steps of the high-noise expert, for samples that are about to be evaluated. Keys are index and
-    /// origin of the samples.
-    pub(super) begun: BTreeMap<(u64, String), Tensor>,
+    /// Latents after the steps of the high-noise expert, for samples that are about to be evaluated. The key is index
+    /// and origin of the sample.
+    pub(super) high_noise_latents: BTreeMap<(u64, String), Tensor>,
 }
 
 /// The reference of a sample, as prepared by the reward.
@@ -39,7 +39,7 @@ pub(crate) enum PreparedTarget {
 impl Default for Prepared {
     fn default() -> Self {
         let (conditionings, targets) = (SampleCache::new(CONDITIONING_BYTES), SampleCache::new(TARGET_BYTES));
-        Self { conditionings, targets, negative: None, begun: BTreeMap::new() }
+        Self { conditionings, targets, negative: None, high_noise_latents: BTreeMap::new() }
     }
 }
 

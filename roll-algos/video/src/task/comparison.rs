@@ -14,9 +14,11 @@ use super::evaluation::Evaluator;
 use super::samples;
 
 /// Maximum number of clips in the grid.
-const CLIPS: usize = 8;
+const MAX_CLIPS: usize = 8;
 /// Small clips are enlarged until the grid is about this wide, in pixels.
-const WIDTH: usize = 1024;
+const GRID_WIDTH: usize = 1024;
+/// Maximum factor by which clips are enlarged.
+const MAX_SCALE: usize = 4;
 /// Width of the white lines between clips, in pixels.
 const GAP: usize = 4;
 
@@ -54,47 +56,60 @@ fn write(dir: &RunDir, shown: SetName, evaluator: &Evaluator, labels: &SetLabels
     Ok(Some(path))
 }
 
-/// A video with one column per clip, and with the rows reference, before and after; without the row of references if
-/// the first sample has no clip. `None` without videos. Columns that differ from the first in size or rows are left
-/// out.
+/// A video with one column per clip and three rows: reference, before and after. The row of references is left out if
+/// the first sample has no clip. Columns that differ from the first in size or number of rows are left out. `None`
+/// without videos.
 fn grid(samples: &[Sample], before: &[Option<Video>], after: &[Option<Video>]) -> Result<Option<Video>> {
     let mut columns: Vec<Vec<&Video>> = Vec::new();
     for ((sample, before), after) in samples.iter().zip(before).zip(after) {
         let (Some(before), Some(after)) = (before, after) else { continue };
         let column: Vec<&Video> = sample.video.clip().map(|clip| &**clip).into_iter().chain([before, after]).collect();
+        // The first column sets the number of rows and their size.
         let (rows, dims) =
             columns.first().map_or((column.len(), column[0].dims()), |first| (first.len(), first[0].dims()));
-        if column.len() == rows && column.iter().all(|v| v.dims() == dims) && columns.len() < CLIPS {
+        if column.len() == rows && column.iter().all(|v| v.dims() == dims) && columns.len() < MAX_CLIPS {
             columns.push(column);
         }
     }
     let Some(first) = columns.first() else { return Ok(None) };
     let fps = first[0].fps();
     let [frames, height, width] = first[0].dims();
-    let scale = (WIDTH / ((width + GAP) * columns.len())).clamp(1, 4);
+    let scale = (GRID_WIDTH / ((width + GAP) * columns.len())).clamp(1, MAX_SCALE);
     // Height and width of a clip in the grid.
     let [h, w] = [height * scale, width * scale];
     // H.264 needs even sizes.
-    let total =
-        [(first.len() * (h + GAP) + GAP).next_multiple_of(2), (columns.len() * (w + GAP) + GAP).next_multiple_of(2)];
-    let plane = total[0] * total[1];
-    let mut values = vec![1.0f32; frames * 3 * plane];
-    for (t, frame) in values.chunks_exact_mut(3 * plane).enumerate() {
+    let grid_height = (first.len() * (h + GAP) + GAP).next_multiple_of(2);
+    let grid_width = (columns.len() * (w + GAP) + GAP).next_multiple_of(2);
+    // White.
+    let mut values = vec![1.0f32; frames * 3 * grid_height * grid_width];
+    for (t, frame) in values.chunks_exact_mut(3 * grid_height * grid_width).enumerate() {
         for (column, videos) in columns.iter().enumerate() {
             for (row, video) in videos.iter().enumerate() {
-                let pixels = video.frame(t);
-                let (top, left) = (GAP + row * (h + GAP), GAP + column * (w + GAP));
-                for c in 0..3 {
-                    for y in 0..h {
-                        let line = &pixels[(c * height + y / scale) * width..][..width];
-                        let out = &mut frame[c * plane + (top + y) * total[1] + left..][..w];
-                        out.iter_mut().enumerate().for_each(|(x, out)| *out = line[x / scale]);
-                    }
-                }
+                let corner = [GAP + row * (h + GAP), GAP + column * (w + GAP)];
+                draw(frame, [grid_height, grid_width], video.frame(t), [height, width], scale, corner);
             }
         }
     }
-    Video::new(Tensor::new(values, [frames, 3, total[0], total[1]])?, fps).map(Some)
+    Video::new(Tensor::new(values, [frames, 3, grid_height, grid_width])?, fps).map(Some)
+}
+
+/// Draws the picture `pixels`, `[3, height, width]`, into the picture `grid`, `[3, grid_height, grid_width]`. The drawn
+/// picture is enlarged `scale` times, and its upper left corner lies at `[top, left]`.
+fn draw(
+    grid: &mut [f32],
+    [grid_height, grid_width]: [usize; 2],
+    pixels: &[f32],
+    [height, width]: [usize; 2],
+    scale: usize,
+    [top, left]: [usize; 2],
+) {
+    for c in 0..3 {
+        for y in 0..height * scale {
+            let line = &pixels[(c * height + y / scale) * width..][..width];
+            let out = &mut grid[(c * grid_height + top + y) * grid_width + left..][..width * scale];
+            out.iter_mut().enumerate().for_each(|(x, out)| *out = line[x / scale]);
+        }
+    }
 }
 
 #[cfg(test)]

@@ -21,15 +21,14 @@ impl Verdict {
     pub fn of(before: &Results, after: &Results, labels: &[String]) -> Self {
         let set = judged_set(before);
         let change_at = |position: usize| change(of(before, set?), of(after, set?), position);
-        let gain_of = |effect: Effect| move |change: Change| (change.effect() == effect).then_some(change.gain);
         // The trained reward comes first, then the sum of several checks.
         let first_check = if labels.len() == 1 { 1 } else { 2 };
         let falls = |(i, label): (usize, &String)| {
-            let gain = change_at(first_check + i).and_then(gain_of(Effect::Fall))?;
+            let gain = change_at(first_check + i).and_then(|change| gain_if(change, Effect::Fall))?;
             Some((label.clone(), gain))
         };
         Self {
-            rises: change_at(0).and_then(gain_of(Effect::Rise)),
+            rises: change_at(0).and_then(|change| gain_if(change, Effect::Rise)),
             falling: labels.iter().enumerate().filter_map(falls).collect(),
         }
     }
@@ -53,6 +52,11 @@ impl Verdict {
             falling.collect::<Vec<_>>().join(", ")
         ))
     }
+}
+
+/// The gain of a change that has this `effect`.
+fn gain_if(change: Change, effect: Effect) -> Option<Gain> {
+    (change.effect() == effect).then_some(change.gain)
 }
 
 #[cfg(test)]

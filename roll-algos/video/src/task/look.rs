@@ -15,14 +15,14 @@ use super::rows::{counted_rows, row_noun};
 use crate::rows::{Batches, Bucket, Dataset, OnBadSample};
 use crate::scoring::reference_video;
 
-/// Maximum number of clips of a data set that are probed.
-const CLIPS: usize = 2000;
+/// Maximum number of rows of a data set that are looked at.
+const MAX_ROWS: usize = 2000;
 /// Frames per second of the grey video that is scored for a row without a clip, unless `data.fps` is set.
-const FPS: f64 = 16.0;
+const GREY_FPS: f64 = 16.0;
 /// Maximum number of faults that are named.
-const NAMED: usize = 3;
+const MAX_FAULTS: usize = 3;
 /// Maximum number of sizes that are named.
-const SIZES: usize = 4;
+const MAX_SIZES: usize = 4;
 
 /// Lists rows and epochs. Returns height and width of the largest shape that is trained on.
 pub(super) fn rows(data: &Batches, steps: Option<u64>, unit: VideoUnit, found: &mut Listing) -> Option<[usize; 2]> {
@@ -38,11 +38,11 @@ pub(super) fn rows(data: &Batches, steps: Option<u64>, unit: VideoUnit, found: &
 fn list_rows(dataset: &Dataset, unit: VideoUnit, found: &mut Listing) -> Option<[usize; 2]> {
     let config = dataset.config();
     let rows: Vec<_> = dataset.metadata().rows.iter().filter(|row| row.is_first_window()).collect();
-    let looked_at = rows.len().min(CLIPS);
-    let (mut sizes, mut short, mut bad) = (BTreeMap::<[usize; 2], usize>::new(), 0, Vec::new());
+    let looked_at = rows.len().min(MAX_ROWS);
+    let (mut sizes, mut too_short, mut unreadable) = (BTreeMap::<[usize; 2], usize>::new(), 0, Vec::new());
     for &row in &rows[..looked_at] {
         if let Some(reason) = &row.no_prompt {
-            bad.push(format!("{}: {reason}", dataset.metadata().location(row)));
+            unreadable.push(format!("{}: {reason}", dataset.metadata().location(row)));
             continue;
         }
         let shape = match &row.video {
@@ -54,25 +54,26 @@ fn list_rows(dataset: &Dataset, unit: VideoUnit, found: &mut Listing) -> Option<
         match shape.and_then(|shape| files_are_there(row.files()).map(|()| shape)) {
             Ok((size, frames)) => {
                 *sizes.entry(size).or_default() += 1;
-                short += usize::from(frames < dataset.longest());
+                too_short += usize::from(frames < dataset.longest());
             }
-            Err(error) => bad.push(format!("{}: {}", dataset.metadata().location(row), error.chain())),
+            Err(error) => unreadable.push(format!("{}: {}", dataset.metadata().location(row), error.chain())),
         }
     }
-    let limit = if looked_at < rows.len() { format!(" (the first {looked_at} were looked at)") } else { String::new() };
+    let limit_note =
+        if looked_at < rows.len() { format!(" (the first {looked_at} were looked at)") } else { String::new() };
     let all = counted_rows(dataset.metadata());
     let of_clips = if rows.len() < dataset.len() { " of the clips" } else { "" };
-    found.good(format!("{all}, {}{of_clips} can be read{limit}", looked_at - bad.len()));
+    found.good(format!("{all}, {}{of_clips} can be read{limit_note}", looked_at - unreadable.len()));
     list_sizes(&sizes, found);
-    if short > 0 {
+    if too_short > 0 {
         found.note(format!(
-            "{short} have fewer than the {} of `data.num_frames`",
+            "{too_short} have fewer than the {} of `data.num_frames`",
             counted(dataset.longest() as u64, "frame")
         ));
     }
-    if !bad.is_empty() {
-        let faults = first_faults(&bad);
-        match config.on_bad_sample == OnBadSample::Error || bad.len() == looked_at {
+    if !unreadable.is_empty() {
+        let faults = first_faults(&unreadable);
+        match config.on_bad_sample == OnBadSample::Error || unreadable.len() == looked_at {
             true => found.problem(faults),
             false => found.note(format!("left out (`data.on_bad_sample: skip`):\n{faults}")),
         }
@@ -87,8 +88,9 @@ fn list_sizes(sizes: &BTreeMap<[usize; 2], usize>, found: &mut Listing) {
     }
     let mut named: Vec<_> = sizes.iter().collect();
     named.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
-    let more = named.len().saturating_sub(SIZES);
-    let shown = named.iter().take(SIZES).map(|([height, width], count)| format!("{count} of {width}x{height} pixels"));
+    let more = named.len().saturating_sub(MAX_SIZES);
+    let shown =
+        named.iter().take(MAX_SIZES).map(|([height, width], count)| format!("{count} of {width}x{height} pixels"));
     let more = if more > 0 { format!(" and {more} more sizes") } else { String::new() };
     found.good(format!("{}{more}", shown.collect::<Vec<_>>().join(", ")));
 }
@@ -120,11 +122,12 @@ fn largest(
 
 /// The first faults, one on each line, and the number of further faults.
 fn first_faults(faults: &[String]) -> String {
-    let more = faults.len().saturating_sub(NAMED);
+    let more = faults.len().saturating_sub(MAX_FAULTS);
     let rest = if more > 0 { format!("\nand {more} more") } else { String::new() };
     faults[..faults.len() - more].join("\n") + &rest
 }
 
+/// Fails if one of the files is not there.
 fn files_are_there<'a>(mut paths: impl Iterator<Item = &'a Path>) -> Result<()> {
     paths.try_for_each(|path| std::fs::metadata(path).map(drop).map_err(roll_core::Error::file("read", path)))
 }
@@ -141,14 +144,14 @@ pub(super) fn score(
     if reward.compares() {
         return;
     }
-    let Some(sample) = (0..dataset.len().min(CLIPS)).find_map(|i| dataset.sample(i).ok()) else { return };
+    let Some(sample) = (0..dataset.len().min(MAX_ROWS)).find_map(|i| dataset.sample(i).ok()) else { return };
     let what = if sample.video.clip().is_some() { "the first clip" } else { "a grey video" };
-    let (name, begun) = (reward.name().to_string(), Instant::now());
+    let (name, start) = (reward.name().to_string(), Instant::now());
     match score_of(reference, dataset, &sample, reward, grad) {
         Ok(Some(Score::Value { value, .. })) if value.is_finite() => {
-            let with = if grad.is_on() { " with its gradient" } else { "" };
-            let seconds = begun.elapsed().as_secs_f64();
-            found.good(format!("`{name}` scores {what} {value:.4}, in {seconds:.2} s{with}"));
+            let with_gradient = if grad.is_on() { " with its gradient" } else { "" };
+            let seconds = start.elapsed().as_secs_f64();
+            found.good(format!("`{name}` scores {what} {value:.4}, in {seconds:.2} s{with_gradient}"));
         }
         Ok(Some(Score::Value { value, .. })) => {
             found.note(format!("the score of {what} by `{name}` is {value}, which counts as nothing to score"));
@@ -178,7 +181,7 @@ fn score_of(
         Some(clip) => clip.clone(),
         None => {
             let [frames, height, width] = sample.video.dims();
-            Arc::new(Video::new(Tensor::zeros([frames, 3, height, width]), dataset.config().fps.unwrap_or(FPS))?)
+            Arc::new(Video::new(Tensor::zeros([frames, 3, height, width]), dataset.config().fps.unwrap_or(GREY_FPS))?)
         }
     };
     let (score, pullback) = reward.score(&video, &sample.prompt, &target, grad)?;
@@ -193,7 +196,7 @@ fn score_of(
     Ok(Some(score))
 }
 
-/// Counts the first references in which the reward finds something to compare with. Returns false after a problem.
+/// Lists how many references of the first `samples` rows the reward can compare with. Returns false after a problem.
 pub(super) fn references(
     reference: Reference,
     dataset: &Dataset,
@@ -202,21 +205,22 @@ pub(super) fn references(
     found: &mut Listing,
 ) -> bool {
     let mut looked_at = dataset.len().min(samples);
-    let (mut prepared, mut without) = (0, Vec::new());
+    let (mut prepared, mut unusable) = (0, Vec::new());
     for i in 0..dataset.len().min(samples) {
         let sample = match dataset.sample(i) {
             Ok(sample) => sample,
             Err(error) => {
-                without.push(error.chain());
+                unusable.push(error.chain());
                 continue;
             }
         };
-        let reference = reference_video(&sample, reference);
-        match reference.and_then(|video| video.map(|video| reward.prepare(&video)).transpose()) {
+        let video = reference_video(&sample, reference);
+        match video.and_then(|video| video.map(|video| reward.prepare(&video)).transpose()) {
             Ok(Some(_)) => prepared += 1,
+            // The row has no reference.
             Ok(None) => looked_at -= 1,
             Err(error) => match error.missing_reason() {
-                Some(reason) => without.push(format!("{}: {reason}", sample.origin)),
+                Some(reason) => unusable.push(format!("{}: {reason}", sample.origin)),
                 None => {
                     found.problem(error.chain());
                     return false;
@@ -229,10 +233,10 @@ pub(super) fn references(
         return true;
     }
     let name = reward.name().to_string();
-    let limit = format!("of the first {}", counted(looked_at as u64, "reference"));
-    found.good(format!("`{name}` can compare with {prepared} {limit}"));
-    if !without.is_empty() {
-        let message = format!("it cannot compare with these:\n{}", first_faults(&without));
+    let references = counted(looked_at as u64, "reference");
+    found.good(format!("`{name}` can compare with {prepared} of the first {references}"));
+    if !unusable.is_empty() {
+        let message = format!("it cannot compare with these:\n{}", first_faults(&unusable));
         match prepared == 0 || reward.on_missing() == roll_core::OnMissing::Error {
             true => {
                 found.problem(message);

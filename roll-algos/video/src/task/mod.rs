@@ -118,6 +118,7 @@ impl Task for ClipTask {
             metrics.extend(suspicion::record(&self.facts.labels, context));
         }
         self.write_sample_prompts(context)?;
+        // An interrupted process leaves the result of a validation on clips to the next process.
         let is_kept = matches!(self.held_out, HeldOut::Validated);
         metrics.extend(task::validate(self.algorithm.as_mut(), is_kept, context)?);
         Ok(metrics)

@@ -21,17 +21,18 @@ pub(super) fn nothing_evaluated(evaluation: &EvaluationConfig) -> Option<String>
     if evaluation.names_clips() {
         return None;
     }
-    let set = [
+    let keys = [
         ("check", evaluation.check.are_listed()),
         ("samples", evaluation.samples.is_some()),
         ("every", evaluation.every > 0 && evaluation.prompts.is_empty()),
     ];
-    let set: Vec<_> = set.iter().filter(|(_, set)| *set).map(|(key, _)| format!("`evaluation.{key}`")).collect();
-    (!set.is_empty()).then(|| {
-        let verb = if set.len() == 1 { "has" } else { "have" };
+    let set_keys: Vec<_> =
+        keys.iter().filter(|(_, is_set)| *is_set).map(|(key, _)| format!("`evaluation.{key}`")).collect();
+    (!set_keys.is_empty()).then(|| {
+        let verb = if set_keys.len() == 1 { "has" } else { "have" };
         format!(
             "{} {verb} no effect: no clip is evaluated; `evaluation.metadata` or `evaluation.train_samples` names some",
-            set.join(", ")
+            set_keys.join(", ")
         )
     })
 }
@@ -48,8 +49,7 @@ pub(super) fn unused_masks(metadata: &Metadata) -> Option<String> {
     })
 }
 
-/// A note when the metadata name last frames that the model is not asked to take, or name none that it is asked to
-/// take.
+/// A note if the metadata have the column `end_image` and `model.extra_inputs` leaves it out, or the other way round.
 pub(super) fn unused_end_images(config: &RunConfig, metadata: Option<&Metadata>) -> Option<String> {
     // The option of models that take pictures besides the prompt.
     let inputs = config.model.options.get("extra_inputs")?.as_str()?;

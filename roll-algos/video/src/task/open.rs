@@ -1,4 +1,4 @@
-//! From a configuration to the parts of a run on clips.
+//! Opens the parts of a run on clips, which its configuration names.
 
 use std::sync::Arc;
 
@@ -95,7 +95,7 @@ impl ClipParts {
             Some(reward) => (Some(reward.scorer), reward.reference_reader),
             None => (None, None),
         };
-        let Sources { data_config, store, train, evaluation } = Sources::open(opening, &clips, found);
+        let Sources { data_config, store, train, mut evaluation } = Sources::open(opening, &clips, found);
         let sets = checked_sets(&clips, reference_reader.as_deref(), evaluation.as_ref(), train.as_ref());
         check_rows(&sets, config, &clips, &clip_use, found);
         let unseen = evaluation.as_ref().and_then(EvaluationSources::unseen);
@@ -109,7 +109,7 @@ impl ClipParts {
         let has_references = evaluation
             .as_ref()
             .is_none_or(|sources| has_references(config, &sets, sources, &clip_use, model.takes_image));
-        let trains_on_clips = clip_use.trained_on.is_some();
+        let trains_on_clips = clip_use.why_needed.is_some();
         let dataset = train.and_then(|rows| open_dataset(rows, &data_config, &model, trains_on_clips, opening, found));
 
         let (reward, mut network) = cached(scorer, uncached_network, store.as_ref(), found);
@@ -120,20 +120,15 @@ impl ClipParts {
             Some(network) => [&network.strategy.ranks().all, &network.strategy.ranks().data].map(Arc::clone),
             None => [&opening.context.ranks; 2].map(Arc::clone),
         };
-        let evaluator = evaluation.and_then(|mut sources| {
-            if !has_references {
-                sources.leave_out_reference_readers();
-            }
-            found.open("evaluation", || check_stop_condition(&sources, config, &clips));
-            let open_evaluator =
-                || Evaluator::open(&clips.evaluation, sources, dataset.as_deref(), model.unit, all_ranks.as_ref());
-            found.open("evaluation", open_evaluator).flatten()
+        if !has_references && let Some(sources) = &mut evaluation {
+            sources.leave_out_reference_readers();
+        }
+        let evaluator = evaluation.and_then(|sources| {
+            open_evaluator(sources, config, &clips, dataset.as_deref(), model.unit, all_ranks.as_ref(), found)
         });
-        let prompts = network.as_mut().and_then(|network| {
-            let open_prompts =
-                || SamplePrompts::open(config, &clips, network.model.as_mut(), model.unit, opening.context);
-            found.open("evaluation", open_prompts).flatten()
-        });
+        let prompts = network
+            .as_mut()
+            .and_then(|network| open_prompts(network, config, &clips, model.unit, opening.context, found));
         let held_out = evaluator.as_ref().and_then(Evaluator::unseen);
         let validates = held_out.is_some_and(|clips| algorithm.hold_out(clips));
         found.note("evaluation", || match validates {
@@ -142,10 +137,8 @@ impl ClipParts {
         });
 
         let mut data = dataset.map(|dataset| batches(dataset, config, data_ranks.as_ref()));
-        let diffusion = network.as_mut().and_then(|network| network.model.as_diffusion());
-        if let (Some(data), Some(diffusion)) = (&mut data, diffusion) {
-            // A model warns of prompts that are too long before the first step.
-            diffusion.expect_prompts(&data.prompts(0, CHECKED_PROMPTS));
+        if let (Some(data), Some(network)) = (&mut data, &mut network) {
+            announce_prompts(network, data);
         }
         let epochs = config.training.num_train_epochs;
         let steps = data.as_ref().and_then(|data| opening.steps(Some(data.steps(epochs)), found));
@@ -220,13 +213,14 @@ impl OpenedTask for ClipParts {
     }
 }
 
-/// Checks the section `evaluation` of a run whose algorithm cannot be made: its prompts, and whether it names anything.
+/// Checks the section `evaluation` of a run whose algorithm cannot be made. Opens the prompts, and notes keys without
+/// effect.
 fn check_sections(opening: &Opening<'_>, network: Option<&mut Network>, found: &mut Findings) {
     let Opening { loaded, context, .. } = *opening;
     let Some(clips) = found.open("evaluation", || ClipConfig::of(loaded)) else { return };
     if let Some(network) = network {
         let unit = network.model.as_diffusion().map(|model| model.video_unit()).unwrap_or_default();
-        found.open("evaluation", || SamplePrompts::open(&loaded.config, &clips, network.model.as_mut(), unit, context));
+        open_prompts(network, &loaded.config, &clips, unit, context, found);
     }
     found.note("evaluation", || nothing_evaluated(&clips.evaluation));
 }
@@ -308,6 +302,39 @@ fn open_dataset(
     Some(Arc::new(dataset))
 }
 
+/// Opens the clips that are evaluated; `None` without clips or after a problem. `train` is the data set of training.
+fn open_evaluator(
+    sources: EvaluationSources,
+    config: &RunConfig,
+    clips: &ClipConfig,
+    train: Option<&Dataset>,
+    unit: VideoUnit,
+    ranks: &dyn Communicator,
+    found: &mut Findings,
+) -> Option<Evaluator> {
+    found.open("evaluation", || check_stop_condition(&sources, config, clips));
+    found.open("evaluation", || Evaluator::open(&clips.evaluation, sources, train, unit, ranks)).flatten()
+}
+
+/// Opens the prompts of `evaluation.prompts`; `None` without prompts or after a problem.
+fn open_prompts(
+    network: &mut Network,
+    config: &RunConfig,
+    clips: &ClipConfig,
+    unit: VideoUnit,
+    context: &BuildContext,
+    found: &mut Findings,
+) -> Option<SamplePrompts> {
+    found.open("evaluation", || SamplePrompts::open(config, clips, network.model.as_mut(), unit, context)).flatten()
+}
+
+/// Announces the first prompts to the model, which warns of prompts that are too long.
+fn announce_prompts(network: &mut Network, data: &mut Batches) {
+    if let Some(diffusion) = network.model.as_diffusion() {
+        diffusion.expect_prompts(&data.prompts(0, CHECKED_PROMPTS));
+    }
+}
+
 /// Makes reward and network keep their encodings in the store, if there is a store and the model is open.
 fn cached(
     reward: Option<Box<dyn RewardScorer>>,
@@ -326,17 +353,19 @@ fn cached(
     (reward, model.map(|model| Network { model, strategy }))
 }
 
+/// Opens the cache of encodings that `data.cache_dir` names. A run that reads only headers checks the directory and
+/// opens no store.
 fn open_store(config: &DataConfig, context: &BuildContext) -> Result<Option<CacheStore>> {
     match (context.headers_only, context.ranks.rank().0) {
         (false, _) => cache::open(config),
         (true, 0) => cache::check(config).map(|()| None),
-        // Only one rank checks: it makes the directory and removes it, which would disturb the other ranks.
+        // Only one rank checks, because the check makes the directory and removes it, which would disturb other ranks.
         (true, _) => Ok(None),
     }
 }
 
-/// The rows that are trained on, and the rows that are evaluated. `reader`: the trained reward that reads the
-/// reference.
+/// The rows that are trained on, and the rows that are evaluated. `reader` names the trained reward that reads the
+/// reference, if there is one.
 fn checked_sets<'a>(
     clips: &ClipConfig,
     reader: Option<&'a str>,
@@ -431,8 +460,8 @@ fn any_clip(unit: VideoUnit) -> ConditionInput {
     ConditionInput { image, frames: 1, size, ..ConditionInput::default() }
 }
 
-/// Whether each evaluated row has the reference that default checks read, and the model takes a picture. A model that
-/// takes none generates videos that have no first frame in common with the reference.
+/// Whether the model takes a picture and each evaluated row has the reference that default checks read. A model that
+/// takes no picture generates videos that have no first frame in common with the reference.
 fn has_references(
     config: &RunConfig,
     sets: &[Rows<'_>],
@@ -456,13 +485,15 @@ fn check_stop_condition(sources: &EvaluationSources, config: &RunConfig, clips: 
     Err(Error::config("evaluation.stop_when", problem))
 }
 
+/// The batches of this rank, in the micro-batches of the configuration.
 fn batches(dataset: Arc<Dataset>, config: &RunConfig, ranks: &dyn Communicator) -> Batches {
     let training = &config.training;
     Batches::new(dataset, config.noise(), training.samples_per_rank(), ranks.rank(), ranks.world_size())
         .in_micro_batches(training.per_device_train_batch_size)
 }
 
-/// The headlines of the algorithm. The data that validate it are named as clips of which `seen` are trained on, too.
+/// The headlines of the algorithm. If `seen` clips are trained on, too, the headlines say so of the clips that validate
+/// it.
 fn headlines(algorithm: &dyn Algorithm, seen: usize) -> Vec<Headline> {
     let mut headlines = algorithm.headlines();
     if seen > 0 {

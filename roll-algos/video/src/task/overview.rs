@@ -12,8 +12,9 @@ use super::{ClipTask, HeldOut};
 use crate::rows::Batches;
 
 /// Maximum number of shapes of clips that are named.
-const SHAPES: usize = 3;
+const MAX_SHAPES: usize = 3;
 
+/// The lines of the overview: subject and text. `going_on` is the end of the line on steps.
 pub(super) fn lines(task: &ClipTask, config: &RunConfig, going_on: &str) -> Vec<(&'static str, String)> {
     let mut lines = component_lines(config, &checks(task));
     let (data, steps) = (&task.data, task.facts.steps);
@@ -58,8 +59,8 @@ fn clips(data: &Batches) -> String {
     }
     let mut shapes: BTreeMap<_, usize> = BTreeMap::new();
     (0..dataset.len()).filter_map(|i| dataset.bucket(i)).for_each(|bucket| *shapes.entry(bucket).or_default() += 1);
-    let more = shapes.len().saturating_sub(SHAPES);
-    let named = shapes.iter().take(SHAPES).map(|(bucket, count)| {
+    let more = shapes.len().saturating_sub(MAX_SHAPES);
+    let named = shapes.iter().take(MAX_SHAPES).map(|(bucket, count)| {
         let [height, width] = bucket.size;
         format!("{count} of {width}x{height} with {}", counted(bucket.frames as u64, "frame"))
     });

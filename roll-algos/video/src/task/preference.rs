@@ -18,8 +18,9 @@ impl ClipTask {
         };
         let (at_most, labels) = (self.config.evaluation.compare, &self.facts.labels);
         let set = context.record.first_and_last_evaluation().and_then(|(before, _)| scores::judged_set(before));
-        let is_asked = reward.compares() && reward.terms().is_empty() && at_most > 0;
-        if !is_asked {
+        // A reward without terms is the only one.
+        let compares_ends = reward.compares() && reward.terms().is_empty() && at_most > 0;
+        if !compares_ends {
             return Ok(());
         }
         let Some(set) = set else { return Ok(()) };
@@ -38,6 +39,7 @@ impl ClipTask {
                 [before, after] if after > before => comparison.after += 1,
                 [before, after] if after < before => comparison.before += 1,
                 [_, _] => comparison.equal += 1,
+                // A missing score decides nothing.
                 _ => {}
             }
         }

@@ -12,9 +12,13 @@ use super::config::ClipConfig;
 use crate::rows::{DataConfig, Metadata, MetadataRow};
 
 /// At most this many clips are probed for their size and frame rate.
-const PROBED: usize = 1000;
+const MAX_PROBED: usize = 1000;
 /// At most this many frame rates are named.
-const RATES: usize = 4;
+const MAX_RATES: usize = 4;
+/// A clip counts as enlarged above this factor. Smaller factors may come from the rounding of sizes to units.
+const ENLARGED: f64 = 1.1;
+/// A clip has another frame rate than the model if the rates differ by more than this fraction.
+const RATE_TOLERANCE: f64 = 0.1;
 
 /// Rows that a run trains on or evaluates.
 pub(super) struct Rows<'a> {
@@ -39,9 +43,10 @@ impl Rows<'_> {
         clip_use: &ClipUse,
         reader: Option<&str>,
     ) -> Option<(&MetadataRow, String)> {
-        let needs = [false, true].map(|has_image| need(config, clip_use, has_image, reader));
-        let mut without = self.rows().filter(|row| row.video.is_none());
-        without.find_map(|row| Some((row, needs[usize::from(row.image.is_some())].clone()?)))
+        // The reasons for a row without and with a picture.
+        let reasons = [false, true].map(|has_image| reason_for_clip(config, clip_use, has_image, reader));
+        let mut rows_without_clip = self.rows().filter(|row| row.video.is_none());
+        rows_without_clip.find_map(|row| Some((row, reasons[usize::from(row.image.is_some())].clone()?)))
     }
 
     /// Fails if a row lacks a clip that the algorithm or a reward needs, or has a picture as its clip.
@@ -49,7 +54,7 @@ impl Rows<'_> {
         let name = &config.algo.name;
         for reader in [None].into_iter().chain(self.reference_readers.iter().copied().map(Some)) {
             if let Some((row, reason)) = self.without_clip(config, clip_use, reader) {
-                let picture_suffices = need(config, clip_use, true, reader).is_none();
+                let picture_suffices = reason_for_clip(config, clip_use, true, reader).is_none();
                 let or_picture = if picture_suffices { ", or a picture in the column `image`" } else { "" };
                 let problem = format!(
                     "{} has no clip, and `{name}` needs one: {reason}; name a clip in the column `video`{or_picture}",
@@ -58,9 +63,9 @@ impl Rows<'_> {
                 return Err(Error::config(self.key, problem));
             }
         }
-        let (frames, generates) = (clips.data.num_frames, clip_use.trained_on.is_none());
+        let (frames, generates_videos) = (clips.data.num_frames, clip_use.why_needed.is_none());
         if frames > 1
-            && (generates || !config.reward.is_empty())
+            && (generates_videos || !config.reward.is_empty())
             && let Some(row) = self.metadata.picture_as_clip(self.count)
         {
             let problem = format!(
@@ -103,11 +108,11 @@ impl Rows<'_> {
     }
 }
 
-/// The reason why a row needs a clip, as the end of "... needs a clip: "; `None` if the row needs none. `reader`: the
-/// name of a reward that reads its reference, if one does.
-fn need(config: &RunConfig, clip_use: &ClipUse, has_image: bool, reader: Option<&str>) -> Option<String> {
+/// The reason why a row needs a clip, as the end of "... needs a clip: "; `None` if the row needs none. `reader` names
+/// a reward that reads its reference, if one does.
+fn reason_for_clip(config: &RunConfig, clip_use: &ClipUse, has_image: bool, reader: Option<&str>) -> Option<String> {
     let reference = match clip_use.reference {
-        _ if clip_use.trained_on.is_some() => return clip_use.trained_on.clone(),
+        _ if clip_use.why_needed.is_some() => return clip_use.why_needed.clone(),
         Reference::Clip => "clip",
         Reference::FirstFrame => "first_frame",
         Reference::Image if has_image => return None,
@@ -154,7 +159,7 @@ pub fn clip_notes(metadata: &Metadata, config: &DataConfig, rate: Option<f64>) -
     if rate.is_none() && size.is_none() {
         return [None, None];
     }
-    let clips = metadata.probe_clips(config.decoder, PROBED);
+    let clips = metadata.probe_clips(config.decoder, MAX_PROBED);
     [
         size.and_then(|(height, width)| enlarged(&clips, [height, width])),
         rate.and_then(|rate| other_frame_rates(&clips, rate)),
@@ -167,7 +172,8 @@ fn enlarged(clips: &[(&Path, Probed)], [height, width]: [usize; 2]) -> Option<St
         let [own_height, own_width] = probed.size.map(|side| side.max(1) as f64);
         (height as f64 / own_height).max(width as f64 / own_width)
     };
-    let factors: Vec<f64> = clips.iter().map(|(_, probed)| factor(probed)).filter(|factor| *factor > 1.1).collect();
+    let factors: Vec<f64> =
+        clips.iter().map(|(_, probed)| factor(probed)).filter(|factor| *factor > ENLARGED).collect();
     let largest = factors.iter().copied().fold(0.0, f64::max);
     (!factors.is_empty()).then(|| {
         format!(
@@ -185,13 +191,13 @@ fn other_frame_rates(clips: &[(&Path, Probed)], rate: f64) -> Option<String> {
     let clips = clips.iter().filter(|(path, probed)| probed.frames > 1 && !path.is_dir());
     let clips: Vec<f64> = clips.map(|(_, probed)| probed.fps).collect();
     let mut others = BTreeMap::<String, usize>::new();
-    for fps in clips.iter().filter(|fps| (*fps / rate - 1.0).abs() > 0.1) {
+    for fps in clips.iter().filter(|fps| (*fps / rate - 1.0).abs() > RATE_TOLERANCE) {
         *others.entry(format!("{}", (fps * 100.0).round() / 100.0)).or_default() += 1;
     }
-    let (count, more) = (others.values().sum::<usize>(), others.len().saturating_sub(RATES));
+    let (count, more) = (others.values().sum::<usize>(), others.len().saturating_sub(MAX_RATES));
     let mut others: Vec<_> = others.into_iter().collect();
     others.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
-    let listed: Vec<String> = others.iter().take(RATES).map(|(fps, n)| format!("{fps} ({n})")).collect();
+    let listed: Vec<String> = others.iter().take(MAX_RATES).map(|(fps, n)| format!("{fps} ({n})")).collect();
     let more = if more > 0 { format!(" and {more} more rates") } else { String::new() };
     (count > 0).then(|| {
         format!(

@@ -14,8 +14,8 @@ use crate::rows::{Bucket, DataConfig};
 use crate::sampling::{Request, SamplingOptions};
 
 const KEY: &str = "evaluation.prompts";
-/// Default frames per second.
-const FPS: f64 = 16.0;
+/// Frames per second of the videos of a model without a rate.
+const DEFAULT_FPS: f64 = 16.0;
 
 /// The prompts of a run, with their pictures.
 pub(crate) struct SamplePrompts {
@@ -59,12 +59,13 @@ impl SamplePrompts {
         self.inputs.len()
     }
 
-    /// Generates the video of prompt `i`, with the adapter as it is. All ranks must call it, because weights may be
+    /// Generates the video of prompt `i`, with the adapter as it is. All ranks must call this, because weights may be
     /// sharded over them.
     pub fn video(&self, i: usize, model: &mut dyn Model, noise: &Noise, progress: &dyn Progress) -> Result<Video> {
+        // Does not fail, because `open` has checked the model.
         let model = diffusion(model, "")?;
         let frames = self.frames(i, model, noise, progress).while_doing(|| format!("generating `{KEY}.{i}`"))?;
-        Video::new(frames, model.frame_rate().unwrap_or(FPS))
+        Video::new(frames, model.frame_rate().unwrap_or(DEFAULT_FPS))
     }
 
     /// The frames of the video of prompt `i`, sampled as in evaluations of the algorithm.

@@ -22,8 +22,8 @@ pub(super) fn copy_samples(dir: &RunDir, from: &str, to: &str) -> Result<()> {
 }
 
 /// The file of a clip; creates its folder.
-pub(super) fn clip_path(dir: &RunDir, moment: &str, name: SetName, i: usize, labels: &SetLabels) -> Result<PathBuf> {
-    Ok(folder(dir, moment)?.join(format!("{}-{i:03}.mp4", labels.of(name))))
+pub(super) fn clip_path(dir: &RunDir, moment: &str, set: SetName, i: usize, labels: &SetLabels) -> Result<PathBuf> {
+    Ok(folder(dir, moment)?.join(format!("{}-{i:03}.mp4", labels.of(set))))
 }
 
 /// The file of a sample prompt's video; creates its folder.
@@ -36,21 +36,21 @@ pub(super) fn prompt_path(dir: &RunDir, moment: &str, i: usize) -> Result<PathBu
 pub(super) fn read_saved(
     dir: &RunDir,
     moment: &str,
-    name: SetName,
+    set: SetName,
     count: usize,
     labels: &SetLabels,
 ) -> Result<Vec<Option<Video>>> {
-    (0..count).map(|i| read_clip(dir, moment, name, i, labels)).collect()
+    (0..count).map(|i| read_clip(dir, moment, set, i, labels)).collect()
 }
 
 /// Reads one video of a moment; `None` without a file.
 pub(super) fn read_clip(
     dir: &RunDir,
     moment: &str,
-    name: SetName,
+    set: SetName,
     i: usize,
     labels: &SetLabels,
 ) -> Result<Option<Video>> {
-    let path = clip_path(dir, moment, name, i, labels)?;
+    let path = clip_path(dir, moment, set, i, labels)?;
     path.is_file().then(|| read_video(&path, &ReadOptions::default())).transpose()
 }

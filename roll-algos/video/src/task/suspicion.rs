@@ -24,8 +24,8 @@ pub(super) fn record(labels: &SetLabels, context: &mut TaskContext<'_>) -> Optio
     Some((FALLING.into(), verdict.falling.len() as f64))
 }
 
-/// The reason to end the run, by `evaluation.stop_when`: the reward has risen since before training while a check has
-/// fallen, in the last evaluations.
+/// The reason to end the run by `evaluation.stop_when`, if there is one: in each of the last evaluations, the reward
+/// has risen since before training while a check has fallen.
 pub(super) fn stop_reason(config: &EvaluationConfig, labels: &SetLabels, record: &Record, step: u64) -> Option<String> {
     let evaluations_in_a_row = config.stop_when?.checks_fall as usize;
     // A step without an evaluation has nothing new to judge.
@@ -39,7 +39,8 @@ pub(super) fn stop_reason(config: &EvaluationConfig, labels: &SetLabels, record:
     verdicts.first()?.warning_if_suspect(step)
 }
 
-/// The verdict on an evaluation, compared with the one before training; `None` for that one itself, and without checks.
+/// The verdict on an evaluation, compared with the evaluation before training. `None` for the evaluation before
+/// training itself, and without checks.
 fn verdict_on(labels: &SetLabels, record: &Record, evaluation: &Evaluation) -> Option<Verdict> {
     let checks = labels.checks();
     let before = record.evaluations.first().filter(|first| first.step < evaluation.step)?;

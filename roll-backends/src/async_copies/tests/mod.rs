@@ -159,7 +159,7 @@ fn a_copy_waits_for_kernels_before_its_destination_and_for_none_after_it() {
     // SAFETY: no kernel uses the memory before the copy has arrived.
     unsafe { destination.fill(SIZE, |bytes| bytes.fill(2), memory.clone(), memory.at).unwrap() };
     assert_ne!(memory.bytes(), [2; SIZE], "the kernel that fills the memory has not run");
-    copy_streams.runtime.synchronize_event(&destination.free).unwrap();
+    copy_streams.runtime.synchronize_event(&destination.kernels_done).unwrap();
     fake.progress();
     assert_eq!(memory.bytes(), [2; SIZE], "later kernels have not run");
     destination.arrive().unwrap();

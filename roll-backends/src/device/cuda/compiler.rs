@@ -7,13 +7,13 @@ use std::sync::OnceLock;
 
 use libloading::Library;
 
-use crate::library::{first, functions};
+use crate::library::{functions, open_first};
 
 /// The file names that cudarc looks for (`.cargo/config.toml` sets the version). cudarc panics if it finds no such
 /// file.
-const KNOWN: [&str; 3] = ["libnvrtc.so", "libnvrtc.so.12", "libnvrtc.so.11"];
+const KNOWN_TO_CUDARC: [&str; 3] = ["libnvrtc.so", "libnvrtc.so.12", "libnvrtc.so.11"];
 /// File names that cudarc does not look for, although these versions would work under one of the names above.
-const OTHERS: [&str; 2] = ["libnvrtc.so.13", "libnvrtc.so.14"];
+const UNKNOWN_TO_CUDARC: [&str; 2] = ["libnvrtc.so.13", "libnvrtc.so.14"];
 /// Headers that the kernels include. The last one, for tensor cores, is part of another package of the toolkit.
 const HEADERS: [&str; 3] = ["cuda_fp16.h", "cuda_bf16.h", "crt/mma.h"];
 /// A trivial kernel that includes the same headers as CubeCL's kernels.
@@ -24,16 +24,20 @@ extern \"C\" __global__ void trial(float* x) { x[0] = float(__nv_bfloat16(x[0]))
 ";
 /// Compute capability 8.0, the oldest with bf16: every supported version of NVRTC compiles for it.
 const ARCHITECTURE: &CStr = c"--gpu-architecture=compute_80";
+/// Maximal number of lines of NVRTC's log in an error.
+const LOGGED_LINES: usize = 4;
+/// `NVRTC_SUCCESS`.
+const SUCCESS: c_int = 0;
 
 /// Fails with the name of a missing library or header, with NVRTC's log of a trial kernel, or if NVRTC is newer than
 /// `newest`, the CUDA that the driver supports (12040 is 12.4). The check runs once per process.
-pub fn usable(newest: c_int) -> Result<(), String> {
+pub fn check_usable(newest: c_int) -> Result<(), String> {
     static FOUND: OnceLock<Result<(), String>> = OnceLock::new();
     FOUND.get_or_init(|| check(newest)).clone()
 }
 
 fn check(newest: c_int) -> Result<(), String> {
-    let Ok((library, _)) = first(&KNOWN) else { return Err(missing()) };
+    let Ok((library, _)) = open_first(&KNOWN_TO_CUDARC) else { return Err(not_found()) };
     let path = cubecl::cuda::install::cuda_path().unwrap_or_else(|| "/usr/local/cuda".into()).join("include");
     if let Some(header) = HEADERS.into_iter().find(|header| !path.join(header).exists()) {
         return Err(format!(
@@ -42,7 +46,7 @@ fn check(newest: c_int) -> Result<(), String> {
             path.display()
         ));
     }
-    let version = compiled(library, &path).map_err(|problem| {
+    let version = compile_trial(library, &path).map_err(|problem| {
         format!(
             "CUDA's run-time compiler does not work with the headers in {}: {} (its libraries, libnvrtc-builtins too, \
              belong in LD_LIBRARY_PATH; `eval \"$(scripts/setup-cuda)\"` sets that up)",
@@ -50,12 +54,13 @@ fn check(newest: c_int) -> Result<(), String> {
             problem.split_whitespace().collect::<Vec<_>>().join(" ")
         )
     })?;
-    not_newer(version, newest)
+    check_driver(version, newest)
 }
 
-/// Fails if the driver is too old to load the kernels of a compiler: PTX of a newer CUDA than the driver's is refused.
-fn not_newer([major, minor]: [c_int; 2], newest: c_int) -> Result<(), String> {
-    // As the driver counts: 12040 is 12.4.
+/// Fails if the driver is too old to load the kernels of a compiler of version `major.minor`: a driver refuses PTX of a
+/// CUDA newer than `newest`.
+fn check_driver([major, minor]: [c_int; 2], newest: c_int) -> Result<(), String> {
+    // The driver's number of version 12.4 is 12040.
     if major * 1000 + minor * 10 <= newest {
         return Ok(());
     }
@@ -67,9 +72,10 @@ fn not_newer([major, minor]: [c_int; 2], newest: c_int) -> Result<(), String> {
     ))
 }
 
-fn missing() -> String {
-    let names = KNOWN.join(" or ");
-    match OTHERS.into_iter().find(|name| first(&[*name]).is_ok()) {
+/// The error if none of [`KNOWN_TO_CUDARC`] can be loaded.
+fn not_found() -> String {
+    let names = KNOWN_TO_CUDARC.join(" or ");
+    match UNKNOWN_TO_CUDARC.into_iter().find(|name| open_first(&[*name]).is_ok()) {
         Some(name) => format!(
             "CUDA's run-time compiler is here as {name}, and looked for as {names}: `eval \"$(scripts/setup-cuda \
              --installed)\"` gives it that name"
@@ -97,20 +103,22 @@ functions! {
 }
 
 /// Compiles the trial kernel and returns NVRTC's version; fails with the first lines of its log.
-fn compiled(library: Library, headers: &Path) -> Result<[c_int; 2], String> {
+fn compile_trial(library: Library, headers: &Path) -> Result<[c_int; 2], String> {
     let include = CString::new(format!("--include-path={}", headers.display()))
         .map_err(|_| "its path has a zero byte".to_string())?;
     let nvrtc = Nvrtc::find(library).map_err(|missing| format!("it is another library: {}", String::from(missing)))?;
     let [mut major, mut minor] = [0, 0];
     // SAFETY: the numbers outlive the call.
     match unsafe { (nvrtc.version)(&mut major, &mut minor) } {
-        0 => {}
+        SUCCESS => {}
         code => return Err(format!("it answers with error {code}")),
     }
+    const UNNAMED: *const c_char = null();
+    const HEADER_COUNT: c_int = 0;
     let mut program = null_mut();
     // SAFETY: strings outlive the calls; no headers are given.
-    match unsafe { (nvrtc.create)(&mut program, TRIAL.as_ptr(), null(), 0, null(), null()) } {
-        0 => {}
+    match unsafe { (nvrtc.create)(&mut program, TRIAL.as_ptr(), UNNAMED, HEADER_COUNT, null(), null()) } {
+        SUCCESS => {}
         code => return Err(format!("it answers with error {code}")),
     }
     let options = [ARCHITECTURE.as_ptr(), include.as_ptr()];
@@ -118,35 +126,35 @@ fn compiled(library: Library, headers: &Path) -> Result<[c_int; 2], String> {
     // SAFETY: the program was created above and is destroyed last; the log has the size that the library reported.
     let code = unsafe {
         let code = (nvrtc.compile)(program, options.len() as c_int, options.as_ptr());
-        if code != 0 && (nvrtc.log_size)(program, &mut size) == 0 {
+        if code != SUCCESS && (nvrtc.log_size)(program, &mut size) == SUCCESS {
             log = vec![0u8; size.max(1)];
             (nvrtc.log)(program, log.as_mut_ptr().cast());
         }
         (nvrtc.destroy)(&mut program);
         code
     };
-    if code == 0 {
+    if code == SUCCESS {
         return Ok([major, minor]);
     }
     let text = CStr::from_bytes_until_nul(&log).unwrap_or_default().to_string_lossy();
-    Err(format!("error {code}: {}", text.lines().take(4).collect::<Vec<_>>().join(" ")))
+    Err(format!("error {code}: {}", text.lines().take(LOGGED_LINES).collect::<Vec<_>>().join(" ")))
 }
 
 #[cfg(test)]
 mod tests {
-    use super::not_newer;
+    use super::check_driver;
 
     #[test]
     fn a_compiler_newer_than_the_driver_is_refused_by_both_versions() {
         for (version, newest) in [([12, 4], 12_040), ([12, 4], 13_000), ([11, 8], 12_000), ([13, 0], 13_000)] {
-            assert_eq!(not_newer(version, newest), Ok(()), "{version:?} {newest}");
+            assert_eq!(check_driver(version, newest), Ok(()), "{version:?} {newest}");
         }
         for (version, newest, named) in [
             ([13, 2], 13_000, ["CUDA 13.2,", "CUDA 13.0 and", "setup-cuda"]),
             ([12, 8], 12_040, ["CUDA 12.8,", "CUDA 12.4 and", "setup-cuda"]),
             ([13, 0], 12_090, ["CUDA 13.0,", "CUDA 12.9 and", "setup-cuda"]),
         ] {
-            let refused = not_newer(version, newest).err().unwrap_or_default();
+            let refused = check_driver(version, newest).err().unwrap_or_default();
             named.iter().for_each(|named| assert!(refused.contains(named), "{refused}: {named}"));
         }
     }

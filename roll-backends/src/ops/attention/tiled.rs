@@ -16,12 +16,13 @@ use crate::ops::product::ProductKernel;
 
 /// Scores of one block (64 MiB). A few temporaries have the same size.
 const BLOCK_SCORES: usize = 1 << 24;
-/// Query rows of a block (or all, if the call has fewer) that must fit before the block covers several heads.
-const ROWS: usize = 128;
+/// Query rows that a block must have room for, per head, before it covers several heads. A call with fewer queries
+/// needs room for these only.
+const ROWS_PER_HEAD: usize = 128;
 /// Bias of masked scores, which makes their exponential 0 relative to that of any other score.
 const MASKED: f32 = -1e30;
 /// Lower bound of the sum of a row, which is 0 if the row attends to no key.
-const NO_SUM: f64 = 1e-30;
+const MIN_SUM: f64 = 1e-30;
 
 /// An operand or result of a call, head by head: `[heads, rows, width]`.
 type Heads<B> = Expression<B>;
@@ -42,7 +43,8 @@ impl Tiling {
     fn new<B: ProductKernel>([q, k, _]: &[Floats<B>; 3], call: AttentionCall) -> Self {
         let ([queries, channels], [keys, _]) = (q.shape().dims::<2>(), k.shape().dims::<2>());
         let scores_per_row = keys.max(1);
-        let heads_per_block = (BLOCK_SCORES / (ROWS.min(queries.max(1)) * scores_per_row)).clamp(1, call.heads);
+        let heads_per_block =
+            (BLOCK_SCORES / (ROWS_PER_HEAD.min(queries.max(1)) * scores_per_row)).clamp(1, call.heads);
         let rows_per_block = (BLOCK_SCORES / (heads_per_block * scores_per_row)).clamp(1, queries.max(1));
         Self { call, width: channels / call.heads, queries, keys, heads_per_block, rows_per_block }
     }
@@ -125,7 +127,7 @@ impl<B: ProductKernel> Softmax<B> {
     fn of(scores: Heads<B>, mask: Option<Heads<B>>) -> Self {
         let max = scores.clone().max(2);
         let exponentials = times((scores - max.clone()).exp(), mask);
-        let inverse = exponentials.clone().sum(2).clamp_min(NO_SUM).recip();
+        let inverse = exponentials.clone().sum(2).clamp_min(MIN_SUM).recip();
         Self { exponentials, max, inverse }
     }
 }
@@ -183,7 +185,7 @@ pub fn backward<B: ProductKernel>(
     let (out, d_out) = (tiling.split_heads::<B>(out), tiling.split_heads::<B>(d_out));
     // For each row, the mean of `d_probabilities` (below) weighted by the probabilities. It equals the row's sum of
     // `out * d_out`.
-    let mean = (out.cast(DType::F32) * d_out.clone().cast(DType::F32)).sum(2);
+    let weighted_mean = (out.cast(DType::F32) * d_out.clone().cast(DType::F32)).sum(2);
     let d_out = d_out.cast(dtype);
     let statistics = Some(Expression::<B>(statistics)).filter(|statistics| !statistics.is_empty());
     let (scale, softcap) = (f64::from(call.scale), call.softcap.map(f64::from));
@@ -214,7 +216,7 @@ pub fn backward<B: ProductKernel>(
             }
             if q_wanted || k_wanted {
                 let d_probabilities = d_out.matmul(v.clone().t());
-                let d_scores = probabilities * (d_probabilities - of_block(&mean)) * scale;
+                let d_scores = probabilities * (d_probabilities - of_block(&weighted_mean)) * scale;
                 let d_scores = times(d_scores, slope).cast(dtype);
                 if k_wanted {
                     accumulate(&mut dk_sum, d_scores.clone().t().matmul(q));

@@ -14,7 +14,7 @@ const GELU_SCALE: f32 = 0.797_884_56;
 /// Coefficient of the cubic term of GELU's tanh form.
 const GELU_CUBE: f32 = 0.044_715;
 /// x is clamped to this magnitude in the derivative, so that its square stays finite. Beyond it, `s (1 - s)` is 0.
-const FAR: f32 = 100.0;
+const SATURATED: f32 = 100.0;
 
 impl ActivationKernel for Cube {
     fn activation_forward(activation: Activation, x: CubeTensor) -> CubeTensor {
@@ -27,7 +27,7 @@ impl ActivationKernel for Cube {
         if count > 0 {
             let (cubes, dim) = elementwise_launch(&x, count);
             let (client, address) = (x.client.clone(), x.required_address_type());
-            let silu = activation == Activation::Silu;
+            let is_silu = activation == Activation::Silu;
             forward::launch(
                 &client,
                 cubes,
@@ -36,7 +36,7 @@ impl ActivationKernel for Cube {
                 x.into_buffer_arg(),
                 y.clone().into_buffer_arg(),
                 count,
-                silu,
+                is_silu,
             );
         }
         y
@@ -52,9 +52,9 @@ impl ActivationKernel for Cube {
         if count > 0 {
             let (cubes, dim) = elementwise_launch(&x, count);
             let (client, address) = (x.client.clone(), x.required_address_type());
-            let silu = activation == Activation::Silu;
+            let is_silu = activation == Activation::Silu;
             let (x, d_y, out) = (x.into_buffer_arg(), d_y.into_buffer_arg(), d_x.clone().into_buffer_arg());
-            backward::launch(&client, cubes, dim, address, x, d_y, out, count, silu);
+            backward::launch(&client, cubes, dim, address, x, d_y, out, count, is_silu);
         }
         d_x
     }
@@ -63,29 +63,32 @@ impl ActivationKernel for Cube {
 /// The argument of the sigmoid: SiLU is `x * sigmoid(x)`, and GELU's tanh form `x * 0.5 (1 + tanh u) = x * sigmoid(2
 /// u)`.
 #[cube]
-fn argument(x: f32, #[comptime] silu: bool) -> f32 {
-    if comptime!(silu) { x } else { x * (x * x * GELU_CUBE + 1.0) * (2.0 * GELU_SCALE) }
+fn argument(x: f32, #[comptime] is_silu: bool) -> f32 {
+    if comptime!(is_silu) { x } else { x * (x * x * GELU_CUBE + 1.0) * (2.0 * GELU_SCALE) }
 }
 
 #[cube(launch, address_type = "dynamic")]
-fn forward(x: &[f32], y: &mut [f32], count: usize, #[comptime] silu: bool) {
+fn forward(x: &[f32], y: &mut [f32], count: usize, #[comptime] is_silu: bool) {
     let i = ABSOLUTE_POS;
     if i >= count {
         terminate!();
     }
-    y[i] = x[i] / (1.0 + (-argument(x[i], silu)).exp());
+    y[i] = x[i] / (1.0 + (-argument(x[i], is_silu)).exp());
 }
 
 #[cube(launch, address_type = "dynamic")]
-fn backward(x: &[f32], d_y: &[f32], d_x: &mut [f32], count: usize, #[comptime] silu: bool) {
+fn backward(x: &[f32], d_y: &[f32], d_x: &mut [f32], count: usize, #[comptime] is_silu: bool) {
     let i = ABSOLUTE_POS;
     if i >= count {
         terminate!();
     }
     // Both are x * s with s = sigmoid(a), whose derivative is s + s (1 - s) * (x da/dx).
-    let near = clamp(x[i], -FAR, FAR);
-    let s = 1.0 / (1.0 + (-argument(x[i], silu)).exp());
-    let x_da_dx =
-        if comptime!(silu) { near } else { near * (near * near * (3.0 * GELU_CUBE) + 1.0) * (2.0 * GELU_SCALE) };
+    let clamped = clamp(x[i], -SATURATED, SATURATED);
+    let s = 1.0 / (1.0 + (-argument(x[i], is_silu)).exp());
+    let x_da_dx = if comptime!(is_silu) {
+        clamped
+    } else {
+        clamped * (clamped * clamped * (3.0 * GELU_CUBE) + 1.0) * (2.0 * GELU_SCALE)
+    };
     d_x[i] = d_y[i] * (s + s * (1.0 - s) * x_da_dx);
 }

@@ -10,7 +10,7 @@ use crate::ops::channel_norm::{MIN_NORM, composed_backward};
 use crate::ops::{ChannelNormKernel, Cotangents};
 
 impl ChannelNormKernel for Cube {
-    fn channel_norm_forward(x: CubeTensor, gain: CubeTensor, silu: bool) -> (CubeTensor, CubeTensor) {
+    fn channel_norm_forward(x: CubeTensor, gain: CubeTensor, has_silu: bool) -> (CubeTensor, CubeTensor) {
         let (x, gain) = (values(x), values(gain));
         let [channels, t, h, w] = x.shape().dims::<4>();
         let positions = t * h * w;
@@ -20,22 +20,35 @@ impl ChannelNormKernel for Cube {
             let (client, address) = (x.client.clone(), x.required_address_type());
             let (x, gain) = (x.into_buffer_arg(), gain.into_buffer_arg());
             let (out, out_factors) = (y.clone().into_buffer_arg(), factors.clone().into_buffer_arg());
-            let least = MIN_NORM as f32;
-            forward::launch(&client, cubes, dim, address, x, gain, out, out_factors, channels, positions, least, silu);
+            let min_norm = MIN_NORM as f32;
+            forward::launch(
+                &client,
+                cubes,
+                dim,
+                address,
+                x,
+                gain,
+                out,
+                out_factors,
+                channels,
+                positions,
+                min_norm,
+                has_silu,
+            );
         }
         (y, factors)
     }
 
     fn channel_norm_backward(
         [x, gain, factors]: [CubeTensor; 3],
-        silu: bool,
+        has_silu: bool,
         d_y: CubeTensor,
         [x_wanted, gain_wanted]: [bool; 2],
     ) -> Cotangents<Self, 2> {
         let (x, gain, d_y) = (values(x), values(gain), values(d_y));
         let d_gain = if gain_wanted {
             let (saved, only_gain) = ([x.clone(), gain.clone(), factors.clone()], [false, true]);
-            let [_, d_gain] = composed_backward::<Self>(saved, silu, d_y.clone(), only_gain);
+            let [_, d_gain] = composed_backward::<Self>(saved, has_silu, d_y.clone(), only_gain);
             d_gain
         } else {
             None
@@ -49,7 +62,9 @@ impl ChannelNormKernel for Cube {
                 let (client, address) = (x.client.clone(), x.required_address_type());
                 let (x, gain, factors) = (x.into_buffer_arg(), gain.into_buffer_arg(), factors.into_buffer_arg());
                 let (d_y, out) = (d_y.into_buffer_arg(), d_x.clone().into_buffer_arg());
-                backward::launch(&client, cubes, dim, address, x, gain, factors, d_y, out, channels, positions, silu);
+                backward::launch(
+                    &client, cubes, dim, address, x, gain, factors, d_y, out, channels, positions, has_silu,
+                );
             }
             d_x
         });
@@ -65,8 +80,8 @@ fn forward(
     factors: &mut [f32],
     channels: usize,
     positions: usize,
-    least: f32,
-    #[comptime] silu: bool,
+    min_norm: f32,
+    #[comptime] has_silu: bool,
 ) {
     let position = ABSOLUTE_POS;
     if position >= positions {
@@ -77,20 +92,20 @@ fn forward(
         let value = x[channel * positions + position];
         sum += value * value;
     }
-    let factor = f32::cast_from(channels).sqrt() / max(sum.sqrt(), least);
+    let factor = f32::cast_from(channels).sqrt() / max(sum.sqrt(), min_norm);
     factors[position] = factor;
     for channel in 0..channels {
         let i = channel * positions + position;
         let value = x[i] * factor * gain[channel];
-        y[i] = if comptime!(silu) { value / (1.0 + (-value).exp()) } else { value };
+        y[i] = if comptime!(has_silu) { value / (1.0 + (-value).exp()) } else { value };
     }
 }
 
 /// The cotangent of the normalised value `x[i] * factor`.
 #[cube]
-fn d_normed(x: &[f32], gain: f32, factor: f32, d_y: &[f32], i: usize, #[comptime] silu: bool) -> f32 {
+fn d_normed(x: &[f32], gain: f32, factor: f32, d_y: &[f32], i: usize, #[comptime] has_silu: bool) -> f32 {
     let mut d = d_y[i];
-    if comptime!(silu) {
+    if comptime!(has_silu) {
         let y = x[i] * factor * gain;
         let s = 1.0 / (1.0 + (-y).exp());
         d *= s + y * s * (1.0 - s);
@@ -111,7 +126,7 @@ fn backward(
     d_x: &mut [f32],
     channels: usize,
     positions: usize,
-    #[comptime] silu: bool,
+    #[comptime] has_silu: bool,
 ) {
     let position = ABSOLUTE_POS;
     if position >= positions {
@@ -121,11 +136,11 @@ fn backward(
     let mut along = 0.0f32;
     for channel in 0..channels {
         let i = channel * positions + position;
-        along += x[i] * factor * d_normed(x, gain[channel], factor, d_y, i, silu);
+        along += x[i] * factor * d_normed(x, gain[channel], factor, d_y, i, has_silu);
     }
     let along = along / f32::cast_from(channels);
     for channel in 0..channels {
         let i = channel * positions + position;
-        d_x[i] = (d_normed(x, gain[channel], factor, d_y, i, silu) - x[i] * factor * along) * factor;
+        d_x[i] = (d_normed(x, gain[channel], factor, d_y, i, has_silu) - x[i] * factor * along) * factor;
     }
 }

@@ -20,11 +20,11 @@ impl LinearKernel for Cube {
         // Newly allocated; the epilogue kernel updates it in place.
         let y = values(x.clone().matmul(weight.t()).0);
         let bias = values(bias);
-        let (low, inner, scale) = match lora {
+        let (lora_product, inner, scale) = match lora {
             Some(Lora { down, up, scale }) => {
                 let inner = x.matmul(Expression(down).cast(dtype).t()).cast(dtype);
-                let low = inner.clone().matmul(Expression(up).cast(dtype).t());
-                (values(low.0), Some(inner.0), scale)
+                let lora_product = inner.clone().matmul(Expression(up).cast(dtype).t());
+                (values(lora_product.0), Some(inner.0), scale)
             }
             // A kernel launch needs all operands. Without LoRA, this one is not read.
             None => (bias.clone(), None, 0.0),
@@ -33,32 +33,46 @@ impl LinearKernel for Cube {
         let count = rows * outputs;
         if count > 0 {
             let (cubes, dim) = elementwise_launch(&y, count);
-            let (client, address, adapted) = (y.client.clone(), y.required_address_type(), inner.is_some());
-            let (out, low, bias) = (y.clone().into_buffer_arg(), low.into_buffer_arg(), bias.into_buffer_arg());
-            finish::launch(&client, cubes, dim, address, out, low, bias, count, outputs, scale, adapted);
+            let (client, address, has_lora) = (y.client.clone(), y.required_address_type(), inner.is_some());
+            let (out, lora_product, bias) =
+                (y.clone().into_buffer_arg(), lora_product.into_buffer_arg(), bias.into_buffer_arg());
+            add_bias_and_lora::launch(
+                &client,
+                cubes,
+                dim,
+                address,
+                out,
+                lora_product,
+                bias,
+                count,
+                outputs,
+                scale,
+                has_lora,
+            );
         }
         (y, inner)
     }
 }
 
-/// Adds `bias + scale * low` to y, where `low` is LoRA's part; without LoRA (`adapted` is false), the bias only.
+/// Adds `bias + scale * lora_product` to y, where `lora_product` is `(x A^T) B^T`; without LoRA (`has_lora` is false),
+/// the bias only.
 #[cube(launch, address_type = "dynamic")]
-fn finish(
+fn add_bias_and_lora(
     y: &mut [f32],
-    low: &[f32],
+    lora_product: &[f32],
     bias: &[f32],
     count: usize,
     outputs: usize,
     scale: f32,
-    #[comptime] adapted: bool,
+    #[comptime] has_lora: bool,
 ) {
     let i = ABSOLUTE_POS;
     if i >= count {
         terminate!();
     }
     let mut value = y[i] + bias[i % outputs];
-    if comptime!(adapted) {
-        value += scale * low[i];
+    if comptime!(has_lora) {
+        value += scale * lora_product[i];
     }
     y[i] = value;
 }

@@ -141,8 +141,8 @@ mod tests {
         let mut found = Vec::new();
         for layer in [false, true] {
             let (y, moments) = Cube::norm_forward(x(), row(), layer.then(row), 1e-6);
-            let layer = layer.then_some(crate::ops::SharedShift(true));
-            let saved = SavedNorm { x: x(), gain: row(), moments, layer, eps: 1e-6 };
+            let shift = layer.then_some(crate::ops::SharedShift(true));
+            let saved = SavedNorm { x: x(), gain: row(), moments, shift, eps: 1e-6 };
             let [d_x, ..] = Cube::norm_backward(saved, x(), [true, false, false]);
             found.extend([y, d_x.unwrap()]);
         }

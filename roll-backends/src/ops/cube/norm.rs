@@ -61,7 +61,7 @@ fn backward_x(saved: &SavedNorm<CubeTensor>, d_y: CubeTensor) -> CubeTensor {
     let (x, gain, d_y) = (values(saved.x.clone()), values(saved.gain.clone()), values(d_y));
     let moments = saved.moments.clone();
     let d_x = empty_like(&x);
-    let is_layer_norm = saved.layer.is_some();
+    let is_layer_norm = saved.shift.is_some();
     let [rows, width] = x.shape().dims::<2>();
     if rows * width > 0 {
         let (cubes, dim) = cube_per_row(&x, rows, UNITS);
@@ -154,7 +154,8 @@ fn forward(
 }
 
 /// `d_x = (d - mean_d - n * mean_nd) * inverse`, where n is the normalised row, d its cotangent, `mean_d` the mean of
-/// d, and `mean_nd` the mean of `n d`. An RMS norm omits `mean_d`.
+/// d, and `mean_nd` the mean of `n d`. `inverse` is the factor by which the forward pass normalised the row, the last
+/// of the row's moments. An RMS norm omits `mean_d`.
 #[cube(launch, address_type = "dynamic")]
 fn backward(
     x: &[f32],

@@ -156,7 +156,7 @@ impl Routine {
                 Some((_, routine)) => order.insert(0, *routine),
                 None => tracing::warn!(
                     "{CHOICE}={name} names no routine: expected one of {}",
-                    NAMES.map(|n| n.0).join(", ")
+                    NAMES.map(|(known, _)| known).join(", ")
                 ),
             }
         }
@@ -188,22 +188,19 @@ impl Routine {
             static WARNED: std::sync::Once = std::sync::Once::new();
             WARNED.call_once(|| tracing::warn!("{UNCHECKED}=1: products are not checked, and results may be wrong"));
         }
-        let mut expected = vec![0.0f32; m * n];
-        for (row, out) in a.chunks_exact(k).zip(expected.chunks_exact_mut(n)) {
-            for (x, weights) in row.iter().zip(b.chunks_exact(n)) {
-                out.iter_mut().zip(weights).for_each(|(sum, weight)| *sum += x * weight);
-            }
-        }
-        for (trans_a, trans_b) in [(false, true), (false, false), (true, false)] {
-            let (a, b) = (matrix(&a, [m, k], trans_a, like), matrix(&b, [k, n], trans_b, like));
+        let expected = host_product(&a, &b, PROBE);
+        for (is_a_transposed, is_b_transposed) in [(false, true), (false, false), (true, false)] {
+            let (a, b) = (matrix(&a, [m, k], is_a_transposed, like), matrix(&b, [k, n], is_b_transposed, like));
             let out = empty(&a, [1, m, n]);
             if let Err(error) = launch(self, &a, &b, &out) {
                 return Err(format!("{error:?}").trim().into());
             }
             let found = to_host(out).ok_or("its kernel failed")?;
-            let near = |(found, expected): (&f32, &f32)| (found - expected).abs() <= 1e-3;
-            if is_checked && !found.iter().zip(&expected).all(near) {
-                return Err(format!("it is wrong (left matrix transposed: {trans_a}, right one: {trans_b})"));
+            let is_near = |(found, expected): (&f32, &f32)| (found - expected).abs() <= TOLERANCE;
+            if is_checked && !found.iter().zip(&expected).all(is_near) {
+                return Err(format!(
+                    "it is wrong (left matrix transposed: {is_a_transposed}, right one: {is_b_transposed})"
+                ));
             }
         }
         Ok(())
@@ -213,18 +210,32 @@ impl Routine {
 /// m, k and n of the products that routines are checked with: not multiples of a thread block's tile.
 const PROBE: [usize; 3] = [200, 136, 328];
 
+/// Largest difference of a correct result: the operands are exact, only sums may be rounded.
+const TOLERANCE: f32 = 1e-3;
+
+/// The product of a `[m, k]` and b `[k, n]`, summed on the host.
+fn host_product(a: &[f32], b: &[f32], [m, k, n]: [usize; 3]) -> Vec<f32> {
+    let mut product = vec![0.0f32; m * n];
+    for (row, out) in a.chunks_exact(k).zip(product.chunks_exact_mut(n)) {
+        for (x, weights) in row.iter().zip(b.chunks_exact(n)) {
+            out.iter_mut().zip(weights).for_each(|(sum, weight)| *sum += x * weight);
+        }
+    }
+    product
+}
+
 /// Multiples of 1/64 in [-1, 1): exact in bf16, with sums exact in f32.
 fn probe_values(count: usize, seed: usize) -> Vec<f32> {
     (0..count).map(|i| ((i + seed) * 7919 % 127) as f32 / 64.0 - 1.0).collect()
 }
 
-/// A bf16 matrix `[1, rows, columns]`; column-major in memory if `transposed`.
-fn matrix(values: &[f32], [rows, columns]: [usize; 2], transposed: bool, like: &CubeTensor) -> CubeTensor {
+/// A bf16 matrix `[1, rows, columns]`; column-major in memory if `is_transposed`.
+fn matrix(values: &[f32], [rows, columns]: [usize; 2], is_transposed: bool, like: &CubeTensor) -> CubeTensor {
     let data = |values: Vec<f32>, shape: [usize; 3]| {
         let x = Cube::float_from_data(TensorData::new(values, shape), &like.device);
         Expression::<Cube>(x).cast(DType::BF16)
     };
-    if !transposed {
+    if !is_transposed {
         return data(values.to_vec(), [1, rows, columns]).0;
     }
     let by_column = (0..rows * columns).map(|i| values[i % rows * columns + i / rows]).collect();
@@ -240,6 +251,7 @@ fn launch_first_supported(routines: &[Routine], a: CubeTensor, b: CubeTensor, ou
             Err(error) => refused = Some(error),
         }
     }
+    // `Naive`, the last routine of every list, supports every shape.
     panic!("no kernel for a product of {:?} and {:?}: {refused:?}", a.shape(), b.shape())
 }
 
@@ -272,9 +284,9 @@ mod tests {
             let found = to_host(launch_first_supported(&IN_F32, a.clone(), b.clone(), out)).unwrap();
             let rows = to_host(product_with_contiguous_rows(a.clone(), b.clone())).unwrap();
             let expected = to_host(Cube::product(a, b)).unwrap();
-            let near = |(found, expected): (&f32, &f32)| (found - expected).abs() < 1e-6 * k as f32;
-            assert!(found.iter().zip(&expected).all(near), "{batch} x {m} x {k} x {n}");
-            assert!(rows.iter().zip(&expected).all(near), "{batch} x {m} x {k} x {n}");
+            let is_near = |(found, expected): (&f32, &f32)| (found - expected).abs() < 1e-6 * k as f32;
+            assert!(found.iter().zip(&expected).all(is_near), "{batch} x {m} x {k} x {n}");
+            assert!(rows.iter().zip(&expected).all(is_near), "{batch} x {m} x {k} x {n}");
         }
     }
 }

@@ -20,16 +20,16 @@ impl RopeKernel for Cube {
                 (x.into_buffer_arg(), cos.into_buffer_arg(), sin.into_buffer_arg(), y.clone().into_buffer_arg());
             let per_row = channels / 2;
             let per_head = per_row / heads;
-            let back = direction == Direction::Back;
-            rotate_pairs::launch(&client, cubes, dim, address, x, cos, sin, out, pairs, per_row, per_head, back);
+            let is_backward = direction == Direction::Back;
+            rotate_pairs::launch(&client, cubes, dim, address, x, cos, sin, out, pairs, per_row, per_head, is_backward);
         }
         y
     }
 }
 
 /// Rotates each pair of adjacent values by the angle of its row and its place in the head, or by the negative angle if
-/// `back` (for the gradient). `cos` and `sin` are `[rows, per_head]`. There are `per_head` pairs in a head, `per_row`
-/// in a row and `pairs` in the tensor.
+/// `is_backward` (for the gradient). `cos` and `sin` are `[rows, per_head]`. There are `per_head` pairs in a head,
+/// `per_row` in a row and `pairs` in the tensor.
 #[cube(launch, address_type = "dynamic")]
 fn rotate_pairs(
     x: &[f32],
@@ -39,7 +39,7 @@ fn rotate_pairs(
     pairs: usize,
     per_row: usize,
     per_head: usize,
-    #[comptime] back: bool,
+    #[comptime] is_backward: bool,
 ) {
     let pair = ABSOLUTE_POS;
     if pair >= pairs {
@@ -50,7 +50,7 @@ fn rotate_pairs(
     let pair_in_head = pair % per_head;
     let index = row * per_head + pair_in_head;
     let (even, odd) = (x[2 * pair], x[2 * pair + 1]);
-    let (c, s) = (cos[index], if comptime!(back) { -sin[index] } else { sin[index] });
+    let (c, s) = (cos[index], if comptime!(is_backward) { -sin[index] } else { sin[index] });
     y[2 * pair] = even * c - odd * s;
     y[2 * pair + 1] = even * s + odd * c;
 }

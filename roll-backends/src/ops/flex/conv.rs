@@ -18,10 +18,10 @@ fn uses_winograd(weight: &FlexTensor) -> bool {
 
 impl ConvKernel for Flex {
     fn conv_forward([x, weight, bias]: [FlexTensor; 3], padding: [usize; 3]) -> FlexTensor {
-        let (shape, by_winograd) = (shape_of(&x, &weight, padding), uses_winograd(&weight));
+        let (shape, is_winograd) = (shape_of(&x, &weight, padding), uses_winograd(&weight));
         let [t, h, w] = shape.output().unwrap_or_default();
         let (x, weight, bias) = (Values::of(x), Values::of(weight), Values::of(bias));
-        let y = if by_winograd {
+        let y = if is_winograd {
             convolve(shape, x.slice(), weight.slice(), ConvKind::Forward, Some(bias.slice()))
         } else {
             forward(shape, x.slice(), weight.slice(), bias.slice())
@@ -36,10 +36,10 @@ impl ConvKernel for Flex {
         wanted: [bool; 3],
     ) -> Cotangents<Self, 3> {
         let [x_wanted, weight_wanted, bias_wanted] = wanted;
-        let (shape, by_winograd) = (shape_of(&x, &weight, padding), uses_winograd(&weight));
+        let (shape, is_winograd) = (shape_of(&x, &weight, padding), uses_winograd(&weight));
         // Winograd computes the gradient of x only.
-        let d_x_by_winograd = (by_winograd && x_wanted).then(|| Self::conv_pull(d_y.clone(), weight.clone(), padding));
-        let wanted_by_tap = [x_wanted && !by_winograd, weight_wanted, bias_wanted];
+        let d_x_by_winograd = (is_winograd && x_wanted).then(|| Self::conv_pull(d_y.clone(), weight.clone(), padding));
+        let wanted_by_tap = [x_wanted && !is_winograd, weight_wanted, bias_wanted];
         let (x_dtype, weight_dtype) = (x.dtype(), weight.dtype());
         let (x, weight, d_y) = (Values::of(x), Values::of(weight), Values::of(d_y));
         let [d_x, d_weight, d_bias] = backward(shape, x.slice(), weight.slice(), d_y.slice(), wanted_by_tap);
@@ -49,13 +49,13 @@ impl ConvKernel for Flex {
     }
 
     fn conv_pull(cotangent: FlexTensor, weight: FlexTensor, padding: [usize; 3]) -> FlexTensor {
-        let winograd = uses_winograd(&weight);
+        let is_winograd = uses_winograd(&weight);
         let ([_, output @ ..], [outputs, inputs, kernel @ ..]) =
             (cotangent.shape().dims::<4>(), weight.shape().dims::<5>());
         let size = std::array::from_fn(|i| output[i] + kernel[i] - 1 - 2 * padding[i]);
         let shape = ConvShape { inputs, outputs, size, kernel, padding };
         let (cotangent, weight) = (Values::of(cotangent), Values::of(weight));
-        let d_x = if winograd {
+        let d_x = if is_winograd {
             let no_bias = None;
             convolve(shape.transposed(output), cotangent.slice(), weight.slice(), ConvKind::Transposed, no_bias)
         } else {

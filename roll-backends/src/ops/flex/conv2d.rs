@@ -28,7 +28,7 @@ impl Conv2dKernel for Flex {
         x: FlexTensor,
         residual: Option<FlexTensor>,
         call: &Conv2dCall<FlexTensor>,
-        recorded: bool,
+        is_recorded: bool,
     ) -> (FlexTensor, Option<FlexTensor>) {
         let shape = shape_of(x.shape().dims(), call);
         let pack = || Weights::new(shape, Values::of(call.weight.clone()).slice());
@@ -37,14 +37,14 @@ impl Conv2dKernel for Flex {
         let residual = residual.map(Values::of);
         let residual = residual.as_ref().map(Values::slice);
         let epilogue = KernelEpilogue { kind: call.epilogue, slopes: slopes.slice() };
-        let saves_sums = recorded && epilogue.needs_sums();
+        let saves_sums = is_recorded && epilogue.needs_sums();
         let outputs = kernels::forward(shape, x.slice(), weights, bias.slice(), residual, epilogue, saves_sums);
         let y_shape = [shape.items, shape.outputs, shape.output[0], shape.output[1]];
         let y = tensor(outputs.y, y_shape);
         let saved = match outputs.sums {
             Some(sums) => Some(tensor(sums, y_shape)),
             // The pullback of the epilogue can be computed from the result.
-            None if recorded && call.epilogue != Epilogue::Nothing => Some(y.clone()),
+            None if is_recorded && call.epilogue != Epilogue::Nothing => Some(y.clone()),
             // There is no pullback, or it reads neither.
             None => None,
         };

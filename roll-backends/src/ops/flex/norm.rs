@@ -24,11 +24,11 @@ impl NormKernel for Flex {
         let gain = RowOperand::new(gain_values.slice(), rows, width);
         let moments = bytemuck::cast_slice(moments.slice());
         let d = d_y_values.slice();
-        let is_layer_norm = saved.layer.is_some();
+        let is_layer_norm = saved.shift.is_some();
         let d_x = x_wanted.then(|| x.like(norm::backward_x(is_layer_norm, x.slice(), moments, gain, d)));
         let backward_gain = || norm::backward_gain(x.slice(), moments, gain.is_shared(), d);
         let d_gain = gain_wanted.then(|| gain_values.like(backward_gain()));
-        let d_shift = match saved.layer {
+        let d_shift = match saved.shift {
             Some(SharedShift(true)) if shift_wanted => Some(tensor(norm::sum_of_rows(rows, d), [1, width])),
             Some(SharedShift(false)) if shift_wanted => Some(d_y),
             _ => None,
@@ -38,21 +38,22 @@ impl NormKernel for Flex {
 }
 
 impl ChannelNormKernel for Flex {
-    fn channel_norm_forward(x: FlexTensor, gain: FlexTensor, silu: bool) -> (FlexTensor, FlexTensor) {
+    fn channel_norm_forward(x: FlexTensor, gain: FlexTensor, has_silu: bool) -> (FlexTensor, FlexTensor) {
         let (x, gain) = (Values::of(x), Values::of(gain));
-        let (y, factors) = channel_norm::forward(x.slice(), gain.slice(), silu);
+        let (y, factors) = channel_norm::forward(x.slice(), gain.slice(), has_silu);
         let positions = factors.len();
         (x.like(y), tensor(factors, [positions]))
     }
 
     fn channel_norm_backward(
         [x, gain, factors]: [FlexTensor; 3],
-        silu: bool,
+        has_silu: bool,
         d_y: FlexTensor,
         wanted: [bool; 2],
     ) -> Cotangents<Self, 2> {
         let (x, gain, factors, d_y) = (Values::of(x), Values::of(gain), Values::of(factors), Values::of(d_y));
-        let [d_x, d_gain] = channel_norm::backward(x.slice(), gain.slice(), factors.slice(), d_y.slice(), silu, wanted);
+        let [d_x, d_gain] =
+            channel_norm::backward(x.slice(), gain.slice(), factors.slice(), d_y.slice(), has_silu, wanted);
         [d_x.map(|d| x.like(d)), d_gain.map(|d| gain.like(d))]
     }
 }

@@ -8,12 +8,14 @@ use crate::ops::Activation;
 
 /// Elements per task: enough to outweigh the cost of a task, few enough to stay in the cache.
 const CHUNK: usize = 1 << 14;
+/// Cost of a chunk in multiply-adds: an exponential costs about as much as reading and writing the element.
+const CHUNK_COST: usize = CHUNK * 2 * ELEMENT_COST;
 
 /// The activation of each element.
 pub fn forward(activation: Activation, x: &[f32]) -> Vec<f32> {
     let mut y = vec![0.0; x.len()];
     let chunks = y.par_chunks_mut(CHUNK).zip(x.par_chunks(CHUNK));
-    chunks.with_min_len(min_items_per_task(CHUNK * 2 * ELEMENT_COST)).for_each(|(y, x)| match activation {
+    chunks.with_min_len(min_items_per_task(CHUNK_COST)).for_each(|(y, x)| match activation {
         Activation::Gelu => gelu(x, y),
         Activation::GeluTanh => gelu_tanh(x, y),
         Activation::Silu => silu(x, y),
@@ -25,7 +27,7 @@ pub fn forward(activation: Activation, x: &[f32]) -> Vec<f32> {
 pub fn backward(activation: Activation, x: &[f32], d_y: &[f32]) -> Vec<f32> {
     let mut d_x = vec![0.0; x.len()];
     let chunks = d_x.par_chunks_mut(CHUNK).zip(x.par_chunks(CHUNK)).zip(d_y.par_chunks(CHUNK));
-    chunks.with_min_len(min_items_per_task(CHUNK * 2 * ELEMENT_COST)).for_each(|((d_x, x), d_y)| match activation {
+    chunks.with_min_len(min_items_per_task(CHUNK_COST)).for_each(|((d_x, x), d_y)| match activation {
         Activation::Gelu => gelu_backward(x, d_y, d_x),
         Activation::GeluTanh => gelu_tanh_backward(x, d_y, d_x),
         Activation::Silu => silu_backward(x, d_y, d_x),
@@ -37,7 +39,7 @@ pub fn backward(activation: Activation, x: &[f32], d_y: &[f32]) -> Vec<f32> {
 ///
 /// Formula 7.1.26 of Abramowitz and Stegun, applied so that the tail below zero keeps its relative precision.
 #[inline(always)]
-fn normal<M: MulAdd>(x: f32) -> (f32, f32) {
+fn normal_cdf_and_density<M: MulAdd>(x: f32) -> (f32, f32) {
     let z = x.abs() * std::f32::consts::FRAC_1_SQRT_2;
     let t = 1.0 / M::mul_add(0.327_591_1, z, 1.0);
     let p = M::mul_add(1.061_405_4, t, -1.453_152);
@@ -65,15 +67,16 @@ fn clamp_far(x: f32) -> f32 {
 vectorised! {
     fn gelu<M>(x: &[f32], y: &mut [f32]) {
         for (y, &x) in y.iter_mut().zip(x) {
+            let (cdf, _) = normal_cdf_and_density::<M>(clamp_far(x));
             // Negative infinity times a tail of zero would be NaN.
-            *y = if x < -FAR { 0.0 } else { x * normal::<M>(clamp_far(x)).0 };
+            *y = if x < -FAR { 0.0 } else { x * cdf };
         }
     }
 
     fn gelu_backward<M>(x: &[f32], d_y: &[f32], d_x: &mut [f32]) {
         for ((d_x, &x), &d_y) in d_x.iter_mut().zip(x).zip(d_y) {
             let x = clamp_far(x);
-            let (cdf, density) = normal::<M>(x);
+            let (cdf, density) = normal_cdf_and_density::<M>(x);
             *d_x = d_y * M::mul_add(x, density, cdf);
         }
     }
@@ -85,11 +88,14 @@ const LINEAR: f32 = 1.595_769_1;
 /// `0.044715 * 2 sqrt(2 / pi)`.
 const CUBIC: f32 = 0.071_354_816;
 
-/// Keeps powers of `x` finite, far beyond where the sigmoid is 0 or 1. NaN stays NaN.
+/// A magnitude far beyond which the sigmoid is 0 or 1, and whose third power is finite.
+const BOUND: f32 = 1e4;
+
+/// Keeps powers of `x` finite. NaN stays NaN.
 #[inline(always)]
 fn bounded(x: f32) -> f32 {
-    let x = if x > 1e4 { 1e4 } else { x };
-    if x < -1e4 { -1e4 } else { x }
+    let x = if x > BOUND { BOUND } else { x };
+    if x < -BOUND { -BOUND } else { x }
 }
 
 /// The argument of the sigmoid, for a bounded `x`.

@@ -7,7 +7,7 @@ use std::ops::Range;
 
 use rayon::prelude::*;
 
-use super::matrix::{Threads, Update, View, ViewMut};
+use super::matrix::{Threads, UNSCALED, Update, View, ViewMut};
 use super::parallel::{ELEMENT_COST, min_items_per_task};
 use super::simd::{LANES, exp, sum_lanes, vectorised};
 use crate::ops::AttentionCall;
@@ -22,8 +22,11 @@ pub struct AttentionShape {
     pub width: usize,
 }
 
-/// Target number of scores of a block (1 MiB), so that they stay in the cache.
+/// Target number of scores of a block (1 MiB), with which they stay in the cache.
 const BLOCK_SCORES: usize = 1 << 18;
+/// Least and greatest number of query rows per block: fewer make products slow, more make too few tasks.
+const MIN_BLOCK_ROWS: usize = 16;
+const MAX_BLOCK_ROWS: usize = 256;
 
 impl AttentionShape {
     fn channels(&self) -> usize {
@@ -31,8 +34,8 @@ impl AttentionShape {
     }
 
     /// Number of query rows per block.
-    fn block(&self) -> usize {
-        (BLOCK_SCORES / self.keys.max(1)).clamp(16, 256).min(self.queries.max(1))
+    fn block_rows(&self) -> usize {
+        (BLOCK_SCORES / self.keys.max(1)).clamp(MIN_BLOCK_ROWS, MAX_BLOCK_ROWS).min(self.queries.max(1))
     }
 
     /// The keys that a query attends to.
@@ -82,47 +85,57 @@ pub fn forward(shape: AttentionShape, q: &[f32], k: &[f32], v: &[f32], out: &mut
     if out.is_empty() {
         return;
     }
-    let block = shape.block();
+    let block = shape.block_rows();
     let heads = ViewMut::new(out, shape.queries, shape.channels()).split_columns(shape.width);
-    // A task is a block of query rows of one head: the head, its first query, and its parts of `out` and `softmax`.
-    let tasks: Vec<_> = heads
-        .into_iter()
-        .zip(softmax.chunks_mut(shape.queries))
-        .enumerate()
-        .flat_map(|(head, (out, softmax))| {
-            let blocks = out.split_rows(block).into_iter().zip(softmax.chunks_mut(block));
-            blocks.enumerate().map(move |(i, (out, softmax))| (head, i * block, out, softmax))
-        })
-        .collect();
+    let mut tasks = Vec::new();
+    for (head, (out, softmax)) in heads.into_iter().zip(softmax.chunks_mut(shape.queries)).enumerate() {
+        let blocks = out.split_rows(block).into_iter().zip(softmax.chunks_mut(block));
+        for (i, (out, softmax)) in blocks.enumerate() {
+            tasks.push(ForwardTask { head, first_query: i * block, out, softmax });
+        }
+    }
+    // Two products, and two passes over the scores.
+    let work = block * shape.keys * (2 * shape.width + 2 * ELEMENT_COST);
     tasks
         .into_par_iter()
-        .with_min_len(min_items_per_task(2 * block * shape.keys * (shape.width + ELEMENT_COST)))
-        .for_each_init(
-            || vec![0.0; block * shape.keys],
-            |scores, (head, first_query, mut out, softmax)| {
-                let rows = out.rows();
-                let attended = shape.visible_to(first_query..first_query + rows);
-                let keys = attended.len();
-                let q = shape.head(q, shape.queries, head).rows(first_query..first_query + rows);
-                let k = shape.head(k, shape.keys, head).rows(attended.clone());
-                let v = shape.head(v, shape.keys, head).rows(attended.clone());
-                let scores = &mut scores[..rows * keys];
-                shape.scores([q, k], scores, rows);
-                for (i, row) in scores.chunks_exact_mut(keys.max(1)).enumerate() {
-                    let visible = mask(row, shape.visible(first_query + i), attended.start);
-                    if !visible.is_empty() {
-                        let max = maximum(visible);
-                        softmax[i] = RowSoftmax { max, inverse_sum: 1.0 / exp_minus(visible, max, 1.0) };
-                    }
-                }
-                // `scores` now holds exponentials. The sums of exponentials divide the products, which usually are
-                // fewer numbers than the exponentials.
-                out.product(View::new(scores, rows, keys), v, 1.0, Update::Overwrite, Threads::One);
-                for (i, row) in softmax.iter().enumerate() {
-                    out.row(i).iter_mut().for_each(|o| *o *= row.inverse_sum);
-                }
-            },
-        );
+        .with_min_len(min_items_per_task(work))
+        .for_each_init(|| vec![0.0; block * shape.keys], |scores, task| task.run(shape, [q, k, v], scores));
+}
+
+/// A block of query rows of one head, from `first_query` on, with the parts of the results that it writes.
+struct ForwardTask<'a> {
+    head: usize,
+    first_query: usize,
+    out: ViewMut<'a>,
+    softmax: &'a mut [RowSoftmax],
+}
+
+impl ForwardTask<'_> {
+    /// Computes the results; see [`forward`]. `scores` is scratch memory for one block.
+    fn run(self, shape: AttentionShape, [q, k, v]: [&[f32]; 3], scores: &mut [f32]) {
+        let Self { head, first_query, mut out, softmax } = self;
+        let rows = out.rows();
+        let attended = shape.visible_to(first_query..first_query + rows);
+        let keys = attended.len();
+        let q = shape.head(q, shape.queries, head).rows(first_query..first_query + rows);
+        let k = shape.head(k, shape.keys, head).rows(attended.clone());
+        let v = shape.head(v, shape.keys, head).rows(attended.clone());
+        let scores = &mut scores[..rows * keys];
+        shape.scores([q, k], scores, rows);
+        for (i, row) in scores.chunks_exact_mut(keys.max(1)).enumerate() {
+            let visible = mask(row, shape.visible(first_query + i), attended.start);
+            if !visible.is_empty() {
+                let max = maximum(visible);
+                softmax[i] = RowSoftmax { max, inverse_sum: 1.0 / exp_minus(visible, max, UNSCALED) };
+            }
+        }
+        // `scores` now holds exponentials. The sums of exponentials divide the products, which usually are fewer
+        // numbers than the exponentials.
+        out.product(View::new(scores, rows, keys), v, UNSCALED, Update::Overwrite, Threads::One);
+        for (i, row) in softmax.iter().enumerate() {
+            out.row(i).iter_mut().for_each(|o| *o *= row.inverse_sum);
+        }
+    }
 }
 
 /// Operands and results of [`forward`], and the cotangent of its output.
@@ -144,7 +157,7 @@ pub fn backward(
     [q_wanted, k_wanted, v_wanted]: [bool; 3],
 ) -> [Option<Vec<f32>>; 3] {
     let (queries, keys, channels) = (shape.queries, shape.keys, shape.channels());
-    let block = shape.block();
+    let block = shape.block_rows();
     let blocks = queries.div_ceil(block);
     // If there are fewer heads than threads, the blocks of a head are split into shares, each with its own partial
     // sums.
@@ -159,23 +172,15 @@ pub fn backward(
             .into_iter()
             .map(|head| head.map_or_else(Vec::new, |head| head.split_rows(rows_per_share)).into_iter())
             .collect::<Vec<_>>();
-        let tasks: Vec<_> = dk
-            .iter_mut()
-            .zip(&mut dv)
-            .enumerate()
-            .flat_map(|(share, (dk, dv))| {
-                let parts = by_head(dk, k_wanted, keys, shape).into_iter().zip(by_head(dv, v_wanted, keys, shape));
-                parts.enumerate().map(move |(head, (dk, dv))| (share, head, dk, dv)).collect::<Vec<_>>()
-            })
-            .map(|(share, head, dk, dv)| Task {
-                head,
-                first: share * rows_per_share,
+        let mut tasks = Vec::new();
+        for (share, (dk, dv)) in dk.iter_mut().zip(&mut dv).enumerate() {
+            let parts = by_head(dk, k_wanted, keys, shape).into_iter().zip(by_head(dv, v_wanted, keys, shape));
+            for (head, (dk, dv)) in parts.enumerate() {
                 // The tasks of a head come in the order of the shares, as its parts of dq do.
-                dq: dq_parts[head].next(),
-                dk,
-                dv,
-            })
-            .collect();
+                let dq = dq_parts[head].next();
+                tasks.push(BackwardTask { head, first_query: share * rows_per_share, dq, dk, dv });
+            }
+        }
         // Five products, and two passes over the scores.
         let work = rows_per_share * keys * (5 * shape.width + 2 * ELEMENT_COST);
         tasks.into_par_iter().with_min_len(min_items_per_task(work)).for_each_init(
@@ -185,7 +190,7 @@ pub fn backward(
                 slopes: vec![0.0; if shape.call.softcap.is_some() { block * keys } else { 0 }],
             },
             |scratch, task| {
-                let end = (task.first + rows_per_share).min(queries);
+                let end = (task.first_query + rows_per_share).min(queries);
                 task.run(shape, &saved, block, end, scratch);
             },
         );
@@ -194,8 +199,8 @@ pub fn backward(
 }
 
 /// The columns of each head of `data`, `[rows, heads * width]`; one `None` per head if the gradient is not wanted.
-fn by_head(data: &mut [f32], wanted: bool, rows: usize, shape: AttentionShape) -> Vec<Option<ViewMut<'_>>> {
-    if !wanted {
+fn by_head(data: &mut [f32], is_wanted: bool, rows: usize, shape: AttentionShape) -> Vec<Option<ViewMut<'_>>> {
+    if !is_wanted {
         return (0..shape.call.heads).map(|_| None).collect();
     }
     ViewMut::new(data, rows, shape.channels()).split_columns(shape.width).into_iter().map(Some).collect()
@@ -224,21 +229,21 @@ struct Scratch {
     slopes: Vec<f32>,
 }
 
-/// One share of the query rows of one head, from row `first` on, with the parts of the gradients that it adds to.
-struct Task<'a> {
+/// One share of the query rows of one head, from `first_query` on, with the parts of the gradients that it adds to.
+struct BackwardTask<'a> {
     head: usize,
-    first: usize,
+    first_query: usize,
     dq: Option<ViewMut<'a>>,
     dk: Option<ViewMut<'a>>,
     dv: Option<ViewMut<'a>>,
 }
 
-impl Task<'_> {
+impl BackwardTask<'_> {
     /// Computes the gradients through the query rows up to `end`, `block` rows at a time.
     fn run(self, shape: AttentionShape, saved: &SavedAttention, block: usize, end: usize, scratch: &mut Scratch) {
-        let Task { head, first, dq, mut dk, mut dv } = self;
+        let Self { head, first_query, dq, mut dk, mut dv } = self;
         let mut dq_blocks = dq.map_or_else(Vec::new, |dq| dq.split_rows(block)).into_iter();
-        for start in (first..end).step_by(block) {
+        for start in (first_query..end).step_by(block) {
             let stop = (start + block).min(end);
             let attended = shape.visible_to(start..stop);
             let (rows, keys) = (stop - start, attended.len());
@@ -266,14 +271,14 @@ impl Task<'_> {
             }
             let p = View::new(p, rows, keys);
             if let Some(dv) = &mut dv {
-                dv.rows_mut(attended.clone()).product(p.t(), d_out, 1.0, Update::Add, Threads::One);
+                dv.rows_mut(attended.clone()).product(p.t(), d_out, UNSCALED, Update::Add, Threads::One);
             }
             if dq.is_none() && dk.is_none() {
                 continue;
             }
             // The cotangents of the probabilities, replaced below by those of the products of queries and keys.
             let ds = &mut scratch.d_scores[..rows * keys];
-            ViewMut::new(ds, rows, keys).product(d_out, v.t(), 1.0, Update::Overwrite, Threads::One);
+            ViewMut::new(ds, rows, keys).product(d_out, v.t(), UNSCALED, Update::Overwrite, Threads::One);
             for (i, ds) in ds.chunks_exact_mut(keys).enumerate() {
                 softmax_backward(ds, p.row(i), dot(out.row(i), d_out.row(i)), shape.call.scale);
             }
@@ -282,10 +287,10 @@ impl Task<'_> {
             }
             let ds = View::new(ds, rows, keys);
             if let Some(mut dq) = dq {
-                dq.product(ds, k, 1.0, Update::Overwrite, Threads::One);
+                dq.product(ds, k, UNSCALED, Update::Overwrite, Threads::One);
             }
             if let Some(dk) = &mut dk {
-                dk.rows_mut(attended.clone()).product(ds.t(), q, 1.0, Update::Add, Threads::One);
+                dk.rows_mut(attended.clone()).product(ds.t(), q, UNSCALED, Update::Add, Threads::One);
             }
         }
     }
@@ -336,7 +341,8 @@ vectorised! {
 
 /// Replaces each number by its exponential and returns their sum.
 pub fn exponentials(row: &mut [f32]) -> f32 {
-    exp_minus(row, 0.0, 1.0)
+    let offset = 0.0;
+    exp_minus(row, offset, UNSCALED)
 }
 
 vectorised! {

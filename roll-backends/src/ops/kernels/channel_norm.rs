@@ -15,9 +15,9 @@ const POSITIONS: usize = 256;
 /// Lower bound of the norm that x is divided by.
 const MIN_NORM: f32 = 1e-12;
 
-/// Returns `y = x / max(|x|, 1e-12) * sqrt(C) * gain` with `C = gain.len()`, or `y * sigmoid(y)` if `silu`, and the
-/// factor `sqrt(C) / max(|x|, 1e-12)` of each position.
-pub fn forward(x: &[f32], gain: &[f32], silu: bool) -> (Vec<f32>, Vec<f32>) {
+/// Returns `y = x / max(|x|, MIN_NORM) * sqrt(C) * gain` with `C = gain.len()`, or `y * sigmoid(y)` if `has_silu`, and
+/// the factor `sqrt(C) / max(|x|, MIN_NORM)` of each position.
+pub fn forward(x: &[f32], gain: &[f32], has_silu: bool) -> (Vec<f32>, Vec<f32>) {
     let channels = gain.len();
     let positions = x.len() / channels.max(1);
     let mut y = vec![0.0; x.len()];
@@ -30,7 +30,7 @@ pub fn forward(x: &[f32], gain: &[f32], silu: bool) -> (Vec<f32>, Vec<f32>) {
         (0..channels).for_each(|c| add_square(x_of(c), factors));
         factors_of_squares(factors, (channels as f32).sqrt());
         for c in 0..channels {
-            if silu {
+            if has_silu {
                 scale_silu(x_of(c), factors, gain[c], y.row(c));
             } else {
                 scale(x_of(c), factors, gain[c], y.row(c));
@@ -46,7 +46,7 @@ pub fn backward(
     gain: &[f32],
     factors: &[f32],
     d_y: &[f32],
-    silu: bool,
+    has_silu: bool,
     [x_wanted, gain_wanted]: [bool; 2],
 ) -> [Option<Vec<f32>>; 2] {
     let channels = gain.len();
@@ -73,7 +73,7 @@ pub fn backward(
             let mut d_pre = [0.0; POSITIONS];
             let mut d_gain = vec![0.0; if gain_wanted { channels } else { 0 }];
             let write_d_pre = |c: usize, d_pre: &mut [f32]| {
-                if silu {
+                if has_silu {
                     silu_cotangent(&x[at(c)], factors, gain[c], &d_y[at(c)], d_pre);
                 } else {
                     d_pre.copy_from_slice(&d_y[at(c)]);

@@ -8,7 +8,7 @@ use rayon::prelude::*;
 use super::correlate::{Packed, correlate};
 pub use super::geometry::{ConvKind, ConvShape};
 use super::geometry::{Padded, tap_offsets};
-use super::matrix::{Threads, Update, ViewMut};
+use super::matrix::{Threads, UNSCALED, Update, ViewMut};
 use super::parallel::in_pool;
 
 /// Convolves `x` `[inputs, size]` with `weight` `[outputs, inputs, kernel]` and adds the bias of each output channel.
@@ -66,8 +66,8 @@ fn weight_gradient(shape: ConvShape, output: [usize; 3], x: &[f32], d_y: &[f32])
         by_tap.par_chunks_mut(pairs).zip(offsets).for_each(|(sum, [kt, kr, kc])| {
             let mut sum = ViewMut::new(sum, shape.outputs, shape.inputs);
             for t in 0..output[0] {
-                let inputs = x.from([t + kt, kr, kc], span);
-                sum.product(d_y.from([t, 0, 0], span), inputs.t(), 1.0, Update::Add, threads);
+                let inputs = x.span_from([t + kt, kr, kc], span);
+                sum.product(d_y.span_from([t, 0, 0], span), inputs.t(), UNSCALED, Update::Add, threads);
             }
         });
     }

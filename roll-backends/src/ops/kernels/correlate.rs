@@ -31,25 +31,23 @@ impl Packed {
             ConvKind::Forward => (shape.inputs, shape.outputs),
             ConvKind::Transposed => (shape.outputs, shape.inputs),
         };
+        // The weight between two channels at a tap. The taps of a transposed convolution are in reverse order.
+        let weight_at = |input: usize, output: usize, tap: usize| match kind {
+            ConvKind::Forward => weight[(output * shape.inputs + input) * taps + tap],
+            ConvKind::Transposed => weight[(input * shape.inputs + output) * taps + taps - 1 - tap],
+        };
         let per_input = taps * outputs.next_multiple_of(MR);
         let mut values = vec![0.0; inputs * per_input];
         if per_input > 0 {
             values.par_chunks_mut(CHANNEL_BLOCK * per_input).enumerate().for_each(|(input_block, values)| {
                 let channels = values.len() / per_input;
                 for (output_block, values) in values.chunks_exact_mut(channels * taps * MR).enumerate() {
-                    for (channel, by_tap) in values.chunks_exact_mut(taps * MR).enumerate() {
-                        for lane in 0..MR.min(outputs - output_block * MR) {
-                            let (input, output) = (input_block * CHANNEL_BLOCK + channel, output_block * MR + lane);
-                            let pair = match kind {
-                                ConvKind::Forward => output * shape.inputs + input,
-                                ConvKind::Transposed => input * shape.inputs + output,
-                            };
-                            for (tap, &value) in weight[pair * taps..][..taps].iter().enumerate() {
-                                let packed_tap = match kind {
-                                    ConvKind::Forward => tap,
-                                    ConvKind::Transposed => taps - 1 - tap,
-                                };
-                                by_tap[packed_tap * MR + lane] = value;
+                    let first_output = output_block * MR;
+                    for (channel, values) in values.chunks_exact_mut(taps * MR).enumerate() {
+                        let input = input_block * CHANNEL_BLOCK + channel;
+                        for (tap, lanes) in values.chunks_exact_mut(MR).enumerate() {
+                            for (value, output) in lanes.iter_mut().zip(first_output..outputs) {
+                                *value = weight_at(input, output, tap);
                             }
                         }
                     }

@@ -5,6 +5,7 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::attention::{exp_minus, maximum};
+use super::matrix::UNSCALED;
 use super::row_products::dots;
 use super::simd::vectorised;
 use crate::ops::DecodeCall;
@@ -59,7 +60,7 @@ pub fn attend(
                     row.iter_mut().for_each(|score| *score = cap * (*score / cap).tanh());
                 }
                 let max = maximum(row);
-                let sum = exp_minus(row, max, 1.0);
+                let sum = exp_minus(row, max, UNSCALED);
                 row.iter_mut().for_each(|p| *p /= sum);
             }
             for ([_, v], rows, first_column) in sources {
@@ -127,22 +128,22 @@ vectorised! {
     /// Adds rows of `v`, weighted by `scores`, to each head of `out`.
     fn add_weighted_values<M>(scores: &[f32], v: &[f32], out: &mut [f32], layout: Layout) {
         let Layout { width, stride, rows, score_columns, first_column } = layout;
-        let whole = rows / KEYS * KEYS;
-        for r in (0..whole).step_by(KEYS) {
-            let v: [&[f32]; KEYS] = std::array::from_fn(|i| &v[(r + i) * stride..][..width]);
+        let rows_in_tiles = rows / KEYS * KEYS;
+        for row in (0..rows_in_tiles).step_by(KEYS) {
+            let v: [&[f32]; KEYS] = std::array::from_fn(|i| &v[(row + i) * stride..][..width]);
             for (query, out) in out.chunks_exact_mut(width).enumerate() {
-                let p = &scores[query * score_columns + first_column + r..][..KEYS];
+                let weights = &scores[query * score_columns + first_column + row..][..KEYS];
                 for (c, o) in out.iter_mut().enumerate() {
-                    let sum = M::mul_add(p[1], v[1][c], M::mul_add(p[0], v[0][c], *o));
-                    *o = M::mul_add(p[3], v[3][c], M::mul_add(p[2], v[2][c], sum));
+                    let sum = M::mul_add(weights[1], v[1][c], M::mul_add(weights[0], v[0][c], *o));
+                    *o = M::mul_add(weights[3], v[3][c], M::mul_add(weights[2], v[2][c], sum));
                 }
             }
         }
-        for r in whole..rows {
-            let v = &v[r * stride..][..width];
+        for row in rows_in_tiles..rows {
+            let v = &v[row * stride..][..width];
             for (query, out) in out.chunks_exact_mut(width).enumerate() {
-                let p = scores[query * score_columns + first_column + r];
-                out.iter_mut().zip(v).for_each(|(o, v)| *o = M::mul_add(p, *v, *o));
+                let weight = scores[query * score_columns + first_column + row];
+                out.iter_mut().zip(v).for_each(|(o, v)| *o = M::mul_add(weight, *v, *o));
             }
         }
     }

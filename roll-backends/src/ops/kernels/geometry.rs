@@ -47,6 +47,9 @@ pub enum ConvKind {
     Transposed,
 }
 
+/// Cost of copying a number, in multiply-adds: it is not processed, only read and written.
+const COPY_COST: usize = ELEMENT_COST / 4;
+
 /// A zero-padded copy of a tensor.
 pub struct Padded {
     /// `[channels, size]`, followed by [`NR`] zeros that the last tile may read.
@@ -69,7 +72,7 @@ impl Padded {
         let mut values = vec![0.0; channels * frames * rows * columns + NR];
         values[..channels * frames * rows * columns]
             .par_chunks_mut((frames * rows * columns).max(1))
-            .with_min_len(min_items_per_task(frames * rows * columns * ELEMENT_COST / 4))
+            .with_min_len(min_items_per_task(frames * rows * columns * COPY_COST))
             .enumerate()
             .for_each(|(c, channel)| {
                 for t in 0..inner[0] {
@@ -84,7 +87,7 @@ impl Padded {
     }
 
     /// The matrix `[channels, length]` of consecutive values from the position (frame, row, column) on.
-    pub fn from(&self, [t, r, c]: [usize; 3], length: usize) -> View<'_> {
+    pub fn span_from(&self, [t, r, c]: [usize; 3], length: usize) -> View<'_> {
         let [frames, rows, columns] = self.size;
         let start = (t * rows + r) * columns + c;
         View::new(&self.values[..self.channels * frames * rows * columns], self.channels, frames * rows * columns)

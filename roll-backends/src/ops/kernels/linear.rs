@@ -3,7 +3,7 @@
 use half::bf16;
 use rayon::prelude::*;
 
-use super::matrix::{Threads, Update, View, ViewMut};
+use super::matrix::{Threads, UNSCALED, Update, View, ViewMut};
 use super::norm::sum_of_rows;
 use super::panel_products::{RightMatrix, depth_and_columns};
 use super::parallel::{ELEMENT_COST, min_items_per_task};
@@ -58,7 +58,7 @@ impl LinearShape {
                 ViewMut::new(out, rows, columns).product(
                     View::new(a, rows, depth),
                     weight,
-                    1.0,
+                    UNSCALED,
                     Update::Add,
                     Threads::All,
                 );
@@ -99,7 +99,7 @@ pub fn forward(
     shape.add_product(x, weight, TRANSPOSED, &mut y);
     let Some(lora) = lora else { return (y, Vec::new()) };
     let mut out = ViewMut::new(&mut y, shape.rows, shape.outputs);
-    let inner = product(shape.rows, shape.rank, shape.x(x), shape.a(lora).t(), 1.0);
+    let inner = product(shape.rows, shape.rank, shape.x(x), shape.a(lora).t(), UNSCALED);
     out.product(View::new(&inner, shape.rows, shape.rank), shape.b(lora).t(), lora.scale, Update::Add, Threads::All);
     (y, inner)
 }
@@ -127,18 +127,18 @@ pub fn backward(
         shape.add_product(d_y, weight, AS_STORED, &mut d_x);
         if let Some((lora, d_inner)) = &d_inner {
             let d_inner = View::new(d_inner, rows, rank);
-            ViewMut::new(&mut d_x, rows, inputs).product(d_inner, shape.a(*lora), 1.0, Update::Add, Threads::All);
+            ViewMut::new(&mut d_x, rows, inputs).product(d_inner, shape.a(*lora), UNSCALED, Update::Add, Threads::All);
         }
         d_x
     });
-    let d_weight = weight_wanted.then(|| product(outputs, inputs, d.t(), shape.x(x), 1.0));
+    let d_weight = weight_wanted.then(|| product(outputs, inputs, d.t(), shape.x(x), UNSCALED));
     let d_bias = bias_wanted.then(|| match rows {
         0 => vec![0.0; outputs],
         _ => sum_of_rows(rows, d_y),
     });
     let d_a = match &d_inner {
         Some((_, d_inner)) if a_wanted => {
-            Some(product(rank, inputs, View::new(d_inner, rows, rank).t(), shape.x(x), 1.0))
+            Some(product(rank, inputs, View::new(d_inner, rows, rank).t(), shape.x(x), UNSCALED))
         }
         _ => None,
     };

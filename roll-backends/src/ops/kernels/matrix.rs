@@ -21,12 +21,12 @@ impl<'a> View<'a> {
     }
 
     pub fn columns(self, range: Range<usize>) -> Self {
-        assert!(range.start <= range.end && range.end <= self.columns);
+        assert!(range.start <= range.end && range.end <= self.columns, "columns {range:?} of {}", self.columns);
         Self { data: self.tail(range.start * self.column_stride), columns: range.len(), ..self }
     }
 
     pub fn rows(self, range: Range<usize>) -> Self {
-        assert!(range.start <= range.end && range.end <= self.rows);
+        assert!(range.start <= range.end && range.end <= self.rows, "rows {range:?} of {}", self.rows);
         Self { data: self.tail(range.start * self.row_stride), rows: range.len(), ..self }
     }
 
@@ -106,7 +106,7 @@ impl<'a> ViewMut<'a> {
     }
 
     pub fn columns_mut(&mut self, columns: Range<usize>) -> ViewMut<'_> {
-        assert!(columns.start <= columns.end && columns.end <= self.columns);
+        assert!(columns.start <= columns.end && columns.end <= self.columns, "columns {columns:?} of {}", self.columns);
         let start = self.start.wrapping_add(columns.start);
         ViewMut { start, columns: columns.len(), owner: PhantomData, ..*self }
     }
@@ -123,13 +123,17 @@ impl<'a> ViewMut<'a> {
     }
 
     pub fn rows_mut(&mut self, rows: Range<usize>) -> ViewMut<'_> {
-        assert!(rows.start <= rows.end && rows.end <= self.rows);
+        assert!(rows.start <= rows.end && rows.end <= self.rows, "rows {rows:?} of {}", self.rows);
         let start = self.start.wrapping_add(rows.start * self.row_stride);
         ViewMut { start, rows: rows.len(), owner: PhantomData, ..*self }
     }
 
     /// Computes `factor * a b`, and writes or adds it to this matrix.
     pub fn product(&mut self, a: View, b: View, factor: f32, update: Update, threads: Threads) {
+        /// The number with which gemm uses all of rayon's threads.
+        const ALL_THREADS: usize = 0;
+        /// Column stride of this matrix.
+        const CONTIGUOUS: isize = 1;
         assert!(
             a.columns == b.rows && a.rows == self.rows && b.columns == self.columns,
             "product of {}x{} and {}x{} into {}x{}",
@@ -140,15 +144,16 @@ impl<'a> ViewMut<'a> {
             self.rows,
             self.columns
         );
-        assert!(a.is_inside() && b.is_inside());
+        assert!(a.is_inside() && b.is_inside(), "an operand beyond its data");
         if self.rows == 0 || self.columns == 0 {
             return;
         }
         let parallelism = match threads {
             Threads::One => gemm::Parallelism::None,
-            Threads::All => gemm::Parallelism::Rayon(0),
+            Threads::All => gemm::Parallelism::Rayon(ALL_THREADS),
         };
-        let accumulate = update == Update::Add;
+        let (reads_destination, destination_factor) = (update == Update::Add, 1.0);
+        let is_conjugated = false;
         // SAFETY: the sizes match and both operands are inside their slices (asserted above), `self` exclusively covers
         // the result, and nothing uninitialised is read.
         unsafe {
@@ -157,25 +162,28 @@ impl<'a> ViewMut<'a> {
                 self.columns,
                 a.columns,
                 self.start,
-                1,
+                CONTIGUOUS,
                 self.row_stride as isize,
-                accumulate,
+                reads_destination,
                 a.data.as_ptr(),
                 a.column_stride as isize,
                 a.row_stride as isize,
                 b.data.as_ptr(),
                 b.column_stride as isize,
                 b.row_stride as isize,
-                1.0f32,
+                destination_factor,
                 factor,
-                false,
-                false,
-                false,
+                is_conjugated,
+                is_conjugated,
+                is_conjugated,
                 parallelism,
             );
         }
     }
 }
+
+/// The factor of a product that is not scaled.
+pub const UNSCALED: f32 = 1.0;
 
 /// What a product does with the old values of its destination.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

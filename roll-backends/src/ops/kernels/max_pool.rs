@@ -19,18 +19,19 @@ pub struct MaxPoolShape {
 }
 
 /// Minimum number of elements that a task reads.
-const TASK: usize = 1 << 16;
+const MIN_READS_PER_TASK: usize = 1 << 16;
 
 impl MaxPoolShape {
     fn planes_per_task(&self) -> usize {
-        TASK.div_ceil((self.output[0] * self.output[1] * self.window.kernel[0] * self.window.kernel[1]).max(1))
+        MIN_READS_PER_TASK
+            .div_ceil((self.output[0] * self.output[1] * self.window.kernel[0] * self.window.kernel[1]).max(1))
     }
 
     /// The input rows that the windows of an output row read.
     fn rows(self, row: usize) -> impl Iterator<Item = usize> {
-        let input_row = move |tap: usize| {
-            (row * self.window.stride[0] + tap * self.window.dilation[0]).checked_sub(self.window.padding[0].0)
-        };
+        let [(before, _), _] = self.window.padding;
+        let input_row =
+            move |tap: usize| (row * self.window.stride[0] + tap * self.window.dilation[0]).checked_sub(before);
         (0..self.window.kernel[0]).filter_map(input_row).filter(move |row| *row < self.size[0])
     }
 
@@ -38,7 +39,8 @@ impl MaxPoolShape {
     /// them reads.
     fn columns(&self, tap: usize) -> (Range<usize>, usize) {
         // Output column c reads input column c * step + offset - before.
-        let (step, offset, before) = (self.window.stride[1], tap * self.window.dilation[1], self.window.padding[1].0);
+        let [_, (before, _)] = self.window.padding;
+        let (step, offset) = (self.window.stride[1], tap * self.window.dilation[1]);
         let first = before.saturating_sub(offset).div_ceil(step).min(self.output[1]);
         let end = (self.size[1] + before).saturating_sub(offset).div_ceil(step).clamp(first, self.output[1]);
         (first..end, (first * step + offset).saturating_sub(before))

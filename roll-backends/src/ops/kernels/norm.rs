@@ -62,15 +62,15 @@ pub fn backward_x(is_layer_norm: bool, x: &[f32], moments: &[RowMoments], gain: 
     d_x
 }
 
-/// The gradient of the gain: one row if `shared`, else one per row of x.
-pub fn backward_gain(x: &[f32], moments: &[RowMoments], shared: bool, d_y: &[f32]) -> Vec<f32> {
+/// The gradient of the gain: one row if `is_shared`, else one per row of x.
+pub fn backward_gain(x: &[f32], moments: &[RowMoments], is_shared: bool, d_y: &[f32]) -> Vec<f32> {
     let rows = moments.len();
     let width = x.len() / rows.max(1);
     let add = |i: usize, sum: &mut [f32]| {
         let at = i * width..(i + 1) * width;
         add_gain_gradient(&x[at.clone()], moments[i], &d_y[at], sum);
     };
-    each_or_sum(rows, width, shared, add)
+    each_or_sum(rows, width, is_shared, add)
 }
 
 /// The sum of the rows of `d_y`: the gradient of a shared shift.
@@ -93,19 +93,19 @@ pub fn gated_add_backward_y(rows: usize, gate: RowOperand, d_z: &[f32]) -> Vec<f
     d_y
 }
 
-/// The gradient of the gate in `x + y * gate`: one row if `shared`, else one per row.
-pub fn gated_add_backward_gate(rows: usize, y: &[f32], shared: bool, d_z: &[f32]) -> Vec<f32> {
+/// The gradient of the gate in `x + y * gate`: one row if `is_shared`, else one per row.
+pub fn gated_add_backward_gate(rows: usize, y: &[f32], is_shared: bool, d_z: &[f32]) -> Vec<f32> {
     let width = y.len() / rows.max(1);
-    each_or_sum(rows, width, shared, |i, sum| {
+    each_or_sum(rows, width, is_shared, |i, sum| {
         let at = i * width..(i + 1) * width;
         add_product(&y[at.clone()], &d_z[at], sum);
     })
 }
 
-/// Calls `add(i, row)` for each row i of a zeroed matrix and returns the matrix or, if `shared`, adds up all rows in a
-/// single one.
-fn each_or_sum(rows: usize, width: usize, shared: bool, add: impl Fn(usize, &mut [f32]) + Sync) -> Vec<f32> {
-    if shared {
+/// Calls `add(i, row)` for each row i of a zeroed matrix and returns the matrix or, if `is_shared`, adds up all rows in
+/// a single one.
+fn each_or_sum(rows: usize, width: usize, is_shared: bool, add: impl Fn(usize, &mut [f32]) + Sync) -> Vec<f32> {
+    if is_shared {
         return sum_rows(rows, width, add);
     }
     let mut each = vec![0.0; rows * width];

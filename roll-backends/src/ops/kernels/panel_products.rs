@@ -52,16 +52,16 @@ pub struct RightMatrix<'a, N> {
     pub inputs: usize,
 }
 
-/// Depth and columns of a product with a matrix `[outputs, inputs]`, transposed if `trans_b`.
-pub fn depth_and_columns(outputs: usize, inputs: usize, trans_b: bool) -> [usize; 2] {
-    if trans_b { [inputs, outputs] } else { [outputs, inputs] }
+/// Depth and columns of a product with a matrix `[outputs, inputs]`, transposed if `is_transposed`.
+pub fn depth_and_columns(outputs: usize, inputs: usize, is_transposed: bool) -> [usize; 2] {
+    if is_transposed { [inputs, outputs] } else { [outputs, inputs] }
 }
 
 impl<N: Number> RightMatrix<'_, N> {
-    /// Adds the product of `a` (row-major) and this matrix, transposed if `trans_b`, to `out`: `a W` from
+    /// Adds the product of `a` (row-major) and this matrix, transposed if `is_transposed`, to `out`: `a W` from
     /// `[rows, outputs]` to `[rows, inputs]`, or `a W^T` from `[rows, inputs]` to `[rows, outputs]`.
-    pub fn add_product(self, a: &[f32], trans_b: bool, out: &mut [f32]) {
-        let [depth, columns] = depth_and_columns(self.outputs, self.inputs, trans_b);
+    pub fn add_product(self, a: &[f32], is_transposed: bool, out: &mut [f32]) {
+        let [depth, columns] = depth_and_columns(self.outputs, self.inputs, is_transposed);
         assert_eq!(self.values.len(), depth * columns, "a matrix of {} x {}", self.outputs, self.inputs);
         if out.is_empty() || depth == 0 {
             return;
@@ -70,14 +70,14 @@ impl<N: Number> RightMatrix<'_, N> {
         assert_eq!(a.len(), rows * depth, "{rows} rows of {depth}");
         let tasks = TASKS_PER_THREAD * rayon::current_num_threads();
         if columns.div_ceil(NC) < tasks && rows > MC_PER_TASK {
-            self.add_by_rows(a, trans_b, [depth, columns], out);
+            self.add_by_rows(a, is_transposed, [depth, columns], out);
         } else {
-            self.add_by_columns(a, trans_b, [depth, columns], out);
+            self.add_by_columns(a, is_transposed, [depth, columns], out);
         }
     }
 
     /// [`Self::add_product`] with rows distributed over threads, for products with few columns.
-    fn add_by_rows(self, a: &[f32], trans_b: bool, [depth, columns]: [usize; 2], out: &mut [f32]) {
+    fn add_by_rows(self, a: &[f32], is_transposed: bool, [depth, columns]: [usize; 2], out: &mut [f32]) {
         let parts = out.par_chunks_mut(MC_PER_TASK * columns).zip(a.par_chunks(MC_PER_TASK * depth));
         let parts = parts.with_min_len(min_items_per_task(MC_PER_TASK * depth * columns));
         parts.for_each_init(<(Vec<f32>, Scratch)>::default, |(left, scratch), (out, a)| {
@@ -88,14 +88,14 @@ impl<N: Number> RightMatrix<'_, N> {
                 let mut out = ViewMut::new(out, a.len() / depth, columns);
                 for column_block in ranges(columns, NC) {
                     let out = out.columns_mut(column_block.clone());
-                    self.add_block(left, depths.clone(), trans_b, column_block, scratch, out);
+                    self.add_block(left, depths.clone(), is_transposed, column_block, scratch, out);
                 }
             }
         });
     }
 
     /// [`Self::add_product`] with columns distributed over threads, so that each part of this matrix is packed once.
-    fn add_by_columns(self, a: &[f32], trans_b: bool, [depth, columns]: [usize; 2], out: &mut [f32]) {
+    fn add_by_columns(self, a: &[f32], is_transposed: bool, [depth, columns]: [usize; 2], out: &mut [f32]) {
         let width = columns.div_ceil(TASKS_PER_THREAD * rayon::current_num_threads()).next_multiple_of(NR).min(NC);
         let mut left = Vec::new();
         for (a, out) in a.chunks(MC * depth).zip(out.chunks_mut(MC * columns)) {
@@ -108,7 +108,7 @@ impl<N: Number> RightMatrix<'_, N> {
                 let parts = parts.into_par_iter().zip(ranges(columns, width).collect::<Vec<_>>());
                 let parts = parts.with_min_len(min_items_per_task(left.len() * width));
                 parts.for_each_init(Scratch::default, |scratch, (out, column_block)| {
-                    self.add_block(left, depths.clone(), trans_b, column_block, scratch, out);
+                    self.add_block(left, depths.clone(), is_transposed, column_block, scratch, out);
                 });
             }
         }
@@ -120,7 +120,7 @@ impl<N: Number> RightMatrix<'_, N> {
         self,
         left: &[f32],
         depths: Range<usize>,
-        trans_b: bool,
+        is_transposed: bool,
         columns: Range<usize>,
         Scratch { right, sums }: &mut Scratch,
         mut out: ViewMut,
@@ -131,7 +131,7 @@ impl<N: Number> RightMatrix<'_, N> {
             let steps = KC.min(depths.end - first);
             // Lanes beyond the last column keep their old content; their sums are not read.
             let right = grown(right, panels * steps * NR);
-            if trans_b {
+            if is_transposed {
                 self.pack_transposed(first, columns.clone(), right);
             } else {
                 self.pack(first, steps, columns.clone(), right);
@@ -389,30 +389,35 @@ mod tests {
         }
     }
 
-    fn check_product<N: Noise>([rows, outputs, inputs]: [usize; 3], trans_b: bool) {
+    fn check_product<N: Noise>([rows, outputs, inputs]: [usize; 3], is_transposed: bool) {
         let values = N::all(outputs * inputs, 1);
-        let [depth, columns] = depth_and_columns(outputs, inputs, trans_b);
+        let [depth, columns] = depth_and_columns(outputs, inputs, is_transposed);
         let (a, before) = (noise(rows * depth, 2), noise(rows * columns, 3));
         let mut found = before.clone();
-        RightMatrix { values: &values, outputs, inputs }.add_product(&a, trans_b, &mut found);
+        RightMatrix { values: &values, outputs, inputs }.add_product(&a, is_transposed, &mut found);
         let exact = |i: usize| {
             let (r, c) = (i / columns, i % columns);
             let product = |k: usize| {
-                let at = if trans_b { c * inputs + k } else { k * inputs + c };
+                let at = if is_transposed { c * inputs + k } else { k * inputs + c };
                 f64::from(a[r * depth + k]) * f64::from(values[at].to_f32())
             };
             f64::from(before[i]) + (0..depth).map(product).sum::<f64>()
         };
         let worst = (0..found.len()).map(|i| (f64::from(found[i]) - exact(i)).abs()).fold(0.0, f64::max);
         let largest = (0..found.len()).map(|i| exact(i).abs()).fold(0.0, f64::max);
-        assert!(worst <= 1e-6 * largest, "{rows} {outputs} {inputs} trans_b {trans_b}: {worst:e} of {largest}");
+        assert!(
+            worst <= 1e-6 * largest,
+            "{rows} {outputs} {inputs} is_transposed {is_transposed}: {worst:e} of {largest}"
+        );
     }
 
     #[test]
     fn products_match_f64() {
-        for (size, trans_b) in SIZES.into_iter().flat_map(|size| [false, true].map(|trans_b| (size, trans_b))) {
-            check_product::<f32>(size, trans_b);
-            check_product::<bf16>(size, trans_b);
+        for (size, is_transposed) in
+            SIZES.into_iter().flat_map(|size| [false, true].map(|is_transposed| (size, is_transposed)))
+        {
+            check_product::<f32>(size, is_transposed);
+            check_product::<bf16>(size, is_transposed);
         }
     }
 

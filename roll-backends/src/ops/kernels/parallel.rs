@@ -5,19 +5,19 @@
 //! loop stays on its caller, and an operator with several loops enters the pool once.
 
 /// Minimum number of multiply-adds of a task: about 35 microseconds, roughly the time to wake a thread.
-const WORTH: usize = 1 << 20;
+const MIN_TASK_WORK: usize = 1 << 20;
 /// Cost of reading, processing and writing an element, in multiply-adds.
 pub const ELEMENT_COST: usize = 32;
 
 /// The minimum number of items per task of a parallel loop (`with_min_len`), if each item takes `work` multiply-adds.
 pub fn min_items_per_task(work: usize) -> usize {
-    (WORTH / work.max(1)).max(1)
+    (MIN_TASK_WORK / work.max(1)).max(1)
 }
 
-/// Runs `f`, in the pool if its `work` in multiply-adds is enough for two tasks. `f` must wait for nothing but its own
-/// loops: a pool thread that waits for another may wait for ever.
-pub fn in_pool<T: Send>(work: usize, f: impl FnOnce() -> T + Send) -> T {
-    if work < 2 * WORTH { f() } else { rayon::scope(|_| f()) }
+/// Runs `operator`, in the pool if its `work` in multiply-adds is enough for two tasks. `operator` must wait for
+/// nothing but its own loops: a pool thread that waits for another may wait for ever.
+pub fn in_pool<T: Send>(work: usize, operator: impl FnOnce() -> T + Send) -> T {
+    if work < 2 * MIN_TASK_WORK { operator() } else { rayon::scope(|_| operator()) }
 }
 
 #[cfg(test)]
@@ -27,12 +27,15 @@ mod tests {
     #[test]
     fn only_long_work_runs_in_the_pool() {
         let inside = |work| in_pool(work, || rayon::current_thread_index().is_some());
-        assert!(!inside(0) && !inside(2 * WORTH - 1));
-        assert!(inside(2 * WORTH) && inside(usize::MAX));
+        assert!(!inside(0) && !inside(2 * MIN_TASK_WORK - 1));
+        assert!(inside(2 * MIN_TASK_WORK) && inside(usize::MAX));
     }
 
     #[test]
     fn tasks_have_a_minimum_of_work() {
-        assert_eq!([0, 1, WORTH / 4, WORTH, usize::MAX].map(min_items_per_task), [WORTH, WORTH, 4, 1, 1]);
+        assert_eq!(
+            [0, 1, MIN_TASK_WORK / 4, MIN_TASK_WORK, usize::MAX].map(min_items_per_task),
+            [MIN_TASK_WORK, MIN_TASK_WORK, 4, 1, 1]
+        );
     }
 }

@@ -10,7 +10,7 @@ use std::ops::Range;
 use half::bf16;
 use rayon::prelude::*;
 
-use super::matrix::{Threads, Update, View, ViewMut};
+use super::matrix::{Threads, UNSCALED, Update, View, ViewMut};
 use super::simd::{MulAdd, Portable};
 use crate::BlockMatrix;
 
@@ -24,8 +24,10 @@ const W_ROWS: usize = 4;
 const W_ROWS_FOR_ONE: usize = 8;
 /// Maximum number of f32 values of W, and of x, that a task keeps in the cache: 128 KiB each.
 const CACHE_BLOCK: usize = 1 << 15;
+/// Tasks per thread: enough to balance the load.
+const TASKS_PER_THREAD: usize = 8;
 /// Number of multiplications up to which one thread is faster than several.
-const ONE_THREAD: usize = 1 << 16;
+const MAX_ON_ONE_THREAD: usize = 1 << 16;
 /// Outputs that [`pull`] converts at a time.
 const OUTPUTS_PER_BLOCK: usize = 128;
 /// Inputs per task of [`pull`]: a multiple of every quantisation block's length, so that tasks begin at block
@@ -75,16 +77,15 @@ pub fn forward(rows: usize, inputs: usize, x: &[f32], weight: Stored, bias: &[f3
         y.chunks_exact_mut(outputs.max(1)).for_each(|row| row.copy_from_slice(bias));
         return y;
     }
-    let is_small = rows * inputs * outputs <= ONE_THREAD;
-    // Eight tasks per thread balance the load.
-    let wanted_tasks = if is_small { 1 } else { 8 * rayon::current_num_threads() };
+    let is_small = rows * inputs * outputs <= MAX_ON_ONE_THREAD;
+    let wanted_tasks = if is_small { 1 } else { TASKS_PER_THREAD * rayon::current_num_threads() };
     let max_width = (CACHE_BLOCK / inputs / W_ROWS).max(1) * W_ROWS;
     // Columns of the result, and so rows of the weight, per task.
     let width = outputs.div_ceil(wanted_tasks).next_multiple_of(W_ROWS).min(max_width);
     let task = |scratch: &mut Vec<f32>, (i, mut out): (usize, ViewMut)| {
         let outputs = i * width..((i + 1) * width).min(outputs);
         let weight = weight.to_f32(outputs.clone(), inputs, scratch);
-        column_block(&mut out, x, inputs, weight, &bias[outputs]);
+        compute_column_block(&mut out, x, inputs, weight, &bias[outputs]);
     };
     let column_blocks = ViewMut::new(&mut y, rows, outputs).split_columns(width);
     if is_small {
@@ -96,34 +97,34 @@ pub fn forward(rows: usize, inputs: usize, x: &[f32], weight: Stored, bias: &[f3
 }
 
 /// Computes the columns of the result that belong to some rows of the weight, `weight` `[outputs, inputs]`.
-fn column_block(out: &mut ViewMut, x: &[f32], inputs: usize, weight: &[f32], bias: &[f32]) {
+fn compute_column_block(out: &mut ViewMut, x: &[f32], inputs: usize, weight: &[f32], bias: &[f32]) {
     let (rows, outputs) = (out.rows(), bias.len());
     // Rows of x that stay in the cache for a pass over the weight.
-    let block = (CACHE_BLOCK / inputs / X_ROWS).max(1) * X_ROWS;
+    let cached_rows = (CACHE_BLOCK / inputs / X_ROWS).max(1) * X_ROWS;
     if rows == 1 {
         let whole = outputs / W_ROWS_FOR_ONE * W_ROWS_FOR_ONE;
         for o in (0..whole).step_by(W_ROWS_FOR_ONE) {
-            tile::<1, W_ROWS_FOR_ONE>(out, x, inputs, weight, bias, [0, o]);
+            compute_tile::<1, W_ROWS_FOR_ONE>(out, x, inputs, weight, bias, [0, o]);
         }
         for o in whole..outputs {
-            tile::<1, 1>(out, x, inputs, weight, bias, [0, o]);
+            compute_tile::<1, 1>(out, x, inputs, weight, bias, [0, o]);
         }
         return;
     }
-    for first in (0..rows).step_by(block) {
-        let end = (first + block).min(rows);
+    for first in (0..rows).step_by(cached_rows) {
+        let end = (first + cached_rows).min(rows);
         let mut o = 0;
         while o < outputs {
             let step = if o + W_ROWS <= outputs { W_ROWS } else { 1 };
             for r in (first..end).step_by(X_ROWS) {
                 let rows_left = end - r;
                 match (rows_left, step) {
-                    (1, 1) => tile::<1, 1>(out, x, inputs, weight, bias, [r, o]),
-                    (2, 1) => tile::<2, 1>(out, x, inputs, weight, bias, [r, o]),
-                    (_, 1) => tile::<X_ROWS, 1>(out, x, inputs, weight, bias, [r, o]),
-                    (1, _) => tile::<1, W_ROWS>(out, x, inputs, weight, bias, [r, o]),
-                    (2, _) => tile::<2, W_ROWS>(out, x, inputs, weight, bias, [r, o]),
-                    _ => tile::<X_ROWS, W_ROWS>(out, x, inputs, weight, bias, [r, o]),
+                    (1, 1) => compute_tile::<1, 1>(out, x, inputs, weight, bias, [r, o]),
+                    (2, 1) => compute_tile::<2, 1>(out, x, inputs, weight, bias, [r, o]),
+                    (_, 1) => compute_tile::<X_ROWS, 1>(out, x, inputs, weight, bias, [r, o]),
+                    (1, _) => compute_tile::<1, W_ROWS>(out, x, inputs, weight, bias, [r, o]),
+                    (2, _) => compute_tile::<2, W_ROWS>(out, x, inputs, weight, bias, [r, o]),
+                    _ => compute_tile::<X_ROWS, W_ROWS>(out, x, inputs, weight, bias, [r, o]),
                 }
             }
             o += step;
@@ -132,7 +133,7 @@ fn column_block(out: &mut ViewMut, x: &[f32], inputs: usize, weight: &[f32], bia
 }
 
 /// Computes a tile of the result: `R` rows from `at[0]` and `O` columns from `at[1]`.
-fn tile<const R: usize, const O: usize>(
+fn compute_tile<const R: usize, const O: usize>(
     out: &mut ViewMut,
     x: &[f32],
     inputs: usize,
@@ -168,7 +169,7 @@ fn dots_avx2<const R: usize, const O: usize>(x: [&[f32]; R], w: [&[f32]; O]) -> 
         _mm256_extractf128_ps, _mm256_fmadd_ps, _mm256_loadu_ps, _mm256_setzero_ps,
     };
     let inputs = x[0].len();
-    assert!(x.iter().chain(&w).all(|row| row.len() == inputs));
+    assert!(x.iter().chain(&w).all(|row| row.len() == inputs), "rows of different lengths");
     let whole = inputs / LANES * LANES;
     let mut sums = [[_mm256_setzero_ps(); O]; R];
     let mut k = 0;
@@ -231,7 +232,7 @@ pub fn pull(rows: usize, d_y: &[f32], weight: &BlockMatrix) -> Vec<f32> {
             scratch.resize(count.max(scratch.len()), 0.0);
             weight.decode_part(block.clone(), columns.clone(), &mut scratch[..count]);
             let w = View::new(&scratch[..count], block.len(), columns.len());
-            d_x.product(d_y.columns(block), w, 1.0, Update::Add, Threads::One);
+            d_x.product(d_y.columns(block), w, UNSCALED, Update::Add, Threads::One);
         }
     });
     d_x

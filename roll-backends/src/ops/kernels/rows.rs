@@ -4,9 +4,14 @@ use rayon::prelude::*;
 
 use super::parallel::{ELEMENT_COST, min_items_per_task};
 
-/// Rows per task: about 16 K numbers.
+/// Approximate number of numbers per task.
+const NUMBERS_PER_TASK: usize = 1 << 14;
+/// Maximal number of partial sums of [`sum_rows`].
+const MAX_PARTS: usize = 64;
+
+/// Rows per task.
 pub fn rows_per_task(width: usize) -> usize {
-    ((1 << 14) / width.max(1)).max(1)
+    (NUMBERS_PER_TASK / width.max(1)).max(1)
 }
 
 /// A row operand: `[1, D]`, shared by all rows, or `[L, D]`.
@@ -46,9 +51,9 @@ pub fn for_rows(data: &mut [f32], rows: usize, run: impl Fn(usize, &mut [f32]) +
 }
 
 /// Returns the sum over all rows, where `add(i, sum)` adds row `i` to `sum`. Tasks have a fixed number of rows and a
-/// partial sum each, so that the result does not depend on the number of threads.
+/// partial sum each: the result does not depend on the number of threads.
 pub fn sum_rows(rows: usize, width: usize, add: impl Fn(usize, &mut [f32]) + Sync) -> Vec<f32> {
-    let step = rows.div_ceil(64).max(rows_per_task(width));
+    let step = rows.div_ceil(MAX_PARTS).max(rows_per_task(width));
     let parts: Vec<Vec<f32>> = (0..rows)
         .into_par_iter()
         .step_by(step)

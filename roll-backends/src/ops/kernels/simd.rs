@@ -62,12 +62,12 @@ macro_rules! vectorised {
             #[cfg(target_arch = "x86_64")]
             {
                 #[target_feature(enable = "avx2,fma")]
-                fn wide($($arg: $ty),*) $(-> $ret)? {
+                fn avx2($($arg: $ty),*) $(-> $ret)? {
                     body::<$crate::ops::kernels::simd::Fused>($($arg),*)
                 }
                 if $crate::ops::kernels::simd::has_avx2_fma() {
-                    // SAFETY: the features that `wide` is compiled for were detected just now.
-                    return unsafe { wide($($arg),*) };
+                    // SAFETY: the features that `avx2` is compiled for were detected just now.
+                    return unsafe { avx2($($arg),*) };
                 }
             }
             body::<$crate::ops::kernels::simd::Portable>($($arg),*)
@@ -94,16 +94,18 @@ pub fn sum_lanes(mut lanes: [f32; LANES]) -> f32 {
 }
 
 /// `e^x` to about one unit in the last place: `2^n * p(r)` with `x = n ln 2 + r` and the coefficients of Cephes'
-/// `expf`. The result is 0 below -87 (where it would be subnormal) and constant above 88.3. NaN stays NaN.
+/// `expf`. The result is 0 below `MIN`, where it would be subnormal, and constant above `MAX`. NaN stays NaN.
 #[inline(always)]
 pub fn exp<M: MulAdd>(x: f32) -> f32 {
+    const MIN: f32 = -87.0;
+    const MAX: f32 = 88.3;
     // Adding 1.5 * 2^23 rounds to an integer, in the low bits, without a rounding instruction.
     const ROUND: f32 = 12_582_912.0;
     // ln 2 in two parts: `n * LN2_HIGH` is exact.
     const LN2_HIGH: f32 = 0.693_359_4;
     const LN2_LOW: f32 = -2.121_944_4e-4;
-    let bounded = if x > 88.3 { 88.3 } else { x };
-    let bounded = if bounded < -87.0 { -87.0 } else { bounded };
+    let bounded = if x > MAX { MAX } else { x };
+    let bounded = if bounded < MIN { MIN } else { bounded };
     let shifted = M::mul_add(bounded, std::f32::consts::LOG2_E, ROUND);
     let n = shifted - ROUND;
     let r = M::mul_add(n, -LN2_LOW, M::mul_add(n, -LN2_HIGH, bounded));
@@ -116,14 +118,15 @@ pub fn exp<M: MulAdd>(x: f32) -> f32 {
     // 2^n: the low bits of `shifted` hold n, and 127 is the bias of an f32's exponent.
     let power = f32::from_bits(shifted.to_bits().wrapping_add(127) << 23);
     let y = mantissa * power;
-    if x < -87.0 { 0.0 } else { y }
+    if x < MIN { 0.0 } else { y }
 }
 
-/// `1 / (1 + e^-x)`; exactly 0 below -88, so that its product with any finite number is 0.
+/// `1 / (1 + e^-x)`; exactly 0 below `MIN`, so that its product with any finite number is 0.
 #[inline(always)]
 pub fn sigmoid<M: MulAdd>(x: f32) -> f32 {
+    const MIN: f32 = -88.0;
     let y = 1.0 / (1.0 + exp::<M>(-x));
-    if x < -88.0 { 0.0 } else { y }
+    if x < MIN { 0.0 } else { y }
 }
 
 #[cfg(test)]

@@ -22,25 +22,25 @@ pub fn has_intrinsics() -> bool {
 }
 
 /// Computes the product of the packed panels `left` `[steps, MR]` and `right` `[steps, NR]`; adds it to `sums`
-/// if `add`, else overwrites them.
-pub fn accumulate(left: &[f32], right: &[f32], sums: &mut [f32; SUMS], add: bool) {
+/// if `adds_to_sums`, else overwrites them.
+pub fn accumulate(left: &[f32], right: &[f32], sums: &mut [f32; SUMS], adds_to_sums: bool) {
     #[cfg(target_arch = "x86_64")]
     if simd::has_avx512() {
         // SAFETY: the features were detected just now.
-        return unsafe { avx512(left, right, sums, add) };
+        return unsafe { avx512(left, right, sums, adds_to_sums) };
     }
     #[cfg(target_arch = "x86_64")]
     if simd::has_avx2_fma() {
         // SAFETY: the features were detected just now.
-        return unsafe { avx2(left, right, sums, add) };
+        return unsafe { avx2(left, right, sums, adds_to_sums) };
     }
-    portable::<simd::Portable>(left, right, sums, add);
+    portable::<simd::Portable>(left, right, sums, adds_to_sums);
 }
 
 /// The AVX2 micro-kernel, in intrinsics: without them the compiler keeps fewer sums in registers.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2,fma")]
-fn avx2(left: &[f32], right: &[f32], sums: &mut [f32; SUMS], add: bool) {
+fn avx2(left: &[f32], right: &[f32], sums: &mut [f32; SUMS], adds_to_sums: bool) {
     use std::arch::x86_64::{
         _MM_HINT_T0, _mm_prefetch, _mm256_add_ps, _mm256_broadcast_ss, _mm256_fmadd_ps, _mm256_loadu_ps,
         _mm256_setzero_ps, _mm256_storeu_ps,
@@ -63,7 +63,7 @@ fn avx2(left: &[f32], right: &[f32], sums: &mut [f32; SUMS], add: bool) {
         for (half, sums) in row.iter().zip(sums.chunks_exact_mut(8)) {
             // SAFETY: the chunk has eight numbers.
             unsafe {
-                let sum = if add { _mm256_add_ps(_mm256_loadu_ps(sums.as_ptr()), *half) } else { *half };
+                let sum = if adds_to_sums { _mm256_add_ps(_mm256_loadu_ps(sums.as_ptr()), *half) } else { *half };
                 _mm256_storeu_ps(sums.as_mut_ptr(), sum);
             }
         }
@@ -73,7 +73,7 @@ fn avx2(left: &[f32], right: &[f32], sums: &mut [f32; SUMS], add: bool) {
 /// The AVX-512 micro-kernel, bit-equal to the AVX2 one.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f")]
-fn avx512(left: &[f32], right: &[f32], sums: &mut [f32; SUMS], add: bool) {
+fn avx512(left: &[f32], right: &[f32], sums: &mut [f32; SUMS], adds_to_sums: bool) {
     use std::arch::x86_64::{
         _MM_HINT_T0, _mm_prefetch, _mm512_add_ps, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_set1_ps, _mm512_setzero_ps,
         _mm512_storeu_ps,
@@ -92,7 +92,7 @@ fn avx512(left: &[f32], right: &[f32], sums: &mut [f32; SUMS], add: bool) {
     for (row, sums) in products.iter().zip(sums.chunks_exact_mut(NR)) {
         // SAFETY: the chunk has sixteen numbers.
         unsafe {
-            let sum = if add { _mm512_add_ps(_mm512_loadu_ps(sums.as_ptr()), *row) } else { *row };
+            let sum = if adds_to_sums { _mm512_add_ps(_mm512_loadu_ps(sums.as_ptr()), *row) } else { *row };
             _mm512_storeu_ps(sums.as_mut_ptr(), sum);
         }
     }
@@ -100,7 +100,7 @@ fn avx512(left: &[f32], right: &[f32], sums: &mut [f32; SUMS], add: bool) {
 
 /// The micro-kernel for any processor.
 #[cfg_attr(target_arch = "x86_64", inline(never))]
-pub fn portable<M: MulAdd>(left: &[f32], right: &[f32], sums: &mut [f32; SUMS], add: bool) {
+pub fn portable<M: MulAdd>(left: &[f32], right: &[f32], sums: &mut [f32; SUMS], adds_to_sums: bool) {
     let mut products = [[0.0f32; NR]; MR];
     for (left, columns) in left.as_chunks::<MR>().0.iter().zip(right.as_chunks::<NR>().0) {
         for o in 0..MR {
@@ -110,7 +110,7 @@ pub fn portable<M: MulAdd>(left: &[f32], right: &[f32], sums: &mut [f32; SUMS], 
         }
     }
     for (product, sum) in products.iter().flatten().zip(sums) {
-        *sum = if add { *sum + product } else { *product };
+        *sum = if adds_to_sums { *sum + product } else { *product };
     }
 }
 
@@ -131,11 +131,11 @@ mod tests {
         for steps in [0, 1, 50, KC] {
             let [left, right] = operands(steps);
             let (mut one, mut other) = ([1.0; SUMS], [1.0; SUMS]);
-            for add in [true, false] {
+            for adds_to_sums in [true, false] {
                 // SAFETY: the features were detected above.
                 unsafe {
-                    avx2(&left, &right, &mut one, add);
-                    avx512(&left, &right, &mut other, add);
+                    avx2(&left, &right, &mut one, adds_to_sums);
+                    avx512(&left, &right, &mut other, adds_to_sums);
                 }
                 assert_eq!(one.map(f32::to_bits), other.map(f32::to_bits));
             }
@@ -147,12 +147,12 @@ mod tests {
         let steps = 50;
         let [left, right] = operands(steps);
         let (mut fast, mut slow) = ([1.0; SUMS], [1.0; SUMS]);
-        for add in [false, true] {
-            accumulate(&left, &right, &mut fast, add);
-            portable::<simd::Separate>(&left, &right, &mut slow, add);
+        for adds_to_sums in [false, true] {
+            accumulate(&left, &right, &mut fast, adds_to_sums);
+            portable::<simd::Separate>(&left, &right, &mut slow, adds_to_sums);
             for (i, (fast, slow)) in fast.iter().zip(&slow).enumerate() {
                 let product = |k: usize| f64::from(left[k * MR + i / NR] * right[k * NR + i % NR]);
-                let expected = f64::from(1 + u8::from(add)) * (0..steps).map(product).sum::<f64>();
+                let expected = f64::from(1 + u8::from(adds_to_sums)) * (0..steps).map(product).sum::<f64>();
                 assert!((f64::from(*fast) - expected).abs() < 1e-5, "{fast}, {expected}");
                 assert!((fast - slow).abs() < 1e-5, "{fast}, {slow}");
             }

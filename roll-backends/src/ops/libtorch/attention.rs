@@ -45,9 +45,12 @@ impl AttentionKernel for LibTorch {
     }
 }
 
+/// Multiple of channels per head that ATen's kernels for GPUs require.
+const GPU_CHANNEL_MULTIPLE: i64 = 8;
+
 /// The function of `attention.pt` that computes a call. `None` where ATen has no fused kernel. Its causal mask aligns
 /// the first query with the first key, which is right only for as many queries as keys. It supports neither windows nor
-/// soft caps. Its kernels for GPUs take heads of a multiple of 8 channels.
+/// soft caps. Its kernels for GPUs take heads of a multiple of [`GPU_CHANNEL_MULTIPLE`] channels.
 fn fused_kernel(qkv: &[TchTensor; 3], call: AttentionCall) -> Option<&'static str> {
     let (queries, keys) = (qkv[0].tensor.size()[0], qkv[1].tensor.size()[0]);
     let channels = qkv[0].tensor.size()[1];
@@ -62,9 +65,10 @@ fn fused_kernel(qkv: &[TchTensor; 3], call: AttentionCall) -> Option<&'static st
         // ATen's choice depends on whether gradients are wanted. The kernel is always the one for calls with gradients.
         let [q, k, v] = by_head(qkv, call).map(|x| x.detach().set_requires_grad(true));
         let scale = f64::from(call.scale);
-        Tensor::f_internal_fused_sdp_choice(&q, &k, &v, None::<Tensor>, 0.0, call.causal, scale, false).ok()
+        let (no_mask, dropout, shares_key_heads) = (None::<Tensor>, 0.0, false);
+        Tensor::f_internal_fused_sdp_choice(&q, &k, &v, no_mask, dropout, call.causal, scale, shares_key_heads).ok()
     };
-    let choice = if width % 8 == 0 { atens_choice() } else { None };
+    let choice = if width % GPU_CHANNEL_MULTIPLE == 0 { atens_choice() } else { None };
     // The numbers of ATen's `SDPBackend`.
     let kernel = match choice {
         Some(1) => Some("flash"),
@@ -72,12 +76,12 @@ fn fused_kernel(qkv: &[TchTensor; 3], call: AttentionCall) -> Option<&'static st
         Some(3) => Some("cudnn"),
         _ => None,
     };
-    log(&format!("{:?}, heads of {width} channels", qkv[0].tensor.kind()), kernel);
+    log_kernel(&format!("{:?}, heads of {width} channels", qkv[0].tensor.kind()), kernel);
     kernel
 }
 
 /// Logs which kernel computes attention, once per kind of call, because the speed of a pass depends on it.
-fn log(call_kind: &str, kernel: Option<&str>) {
+fn log_kernel(call_kind: &str, kernel: Option<&str>) {
     static LOGGED: Mutex<BTreeSet<String>> = Mutex::new(BTreeSet::new());
     if lock(&LOGGED).insert(call_kind.into()) {
         let kernel = kernel.unwrap_or("blocks of plain products, as ATen has no fused kernel");

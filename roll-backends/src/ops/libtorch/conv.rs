@@ -24,8 +24,16 @@ impl ConvKernel for LibTorch {
     }
 }
 
+/// ATen's arguments for a convolution with stride 1, without dilation and groups.
+const STRIDE: [i64; 3] = [1; 3];
+const DILATION: [i64; 3] = [1; 3];
+const GROUPS: i64 = 1;
+/// [`STRIDE`] and [`DILATION`] of rows and columns.
+const SPATIAL_STRIDE: [i64; 2] = [1; 2];
+const SPATIAL_DILATION: [i64; 2] = [1; 2];
+
 fn channels_first(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, padding: [i64; 3]) -> Tensor {
-    x.unsqueeze(0).conv3d(weight, bias, [1; 3], padding, [1; 3], 1).squeeze_dim(0)
+    x.unsqueeze(0).conv3d(weight, bias, STRIDE, padding, DILATION, GROUPS).squeeze_dim(0)
 }
 
 /// Multiple of channels that tensor cores need.
@@ -54,11 +62,18 @@ fn channels_last(x: &Tensor, weight: &Tensor, bias: Option<&Tensor>, padding: [i
 fn conv_thwc(x_thwc: &Tensor, weight: &Tensor, bias: Option<&Tensor>, [t, h, w]: [i64; 3]) -> Tensor {
     if weight.size()[2] == 1 && t == 0 {
         // A purely spatial convolution treats frames as a batch of images, for which cuDNN has more kernels.
-        let y = x_thwc.permute([0, 3, 1, 2]).conv2d(&weight.squeeze_dim(2), bias, [1; 2], [h, w], [1; 2], 1);
+        let y = x_thwc.permute([0, 3, 1, 2]).conv2d(
+            &weight.squeeze_dim(2),
+            bias,
+            SPATIAL_STRIDE,
+            [h, w],
+            SPATIAL_DILATION,
+            GROUPS,
+        );
         return y.permute([1, 0, 2, 3]);
     }
     let x = x_thwc.unsqueeze(0).permute([0, 4, 1, 2, 3]);
-    x.conv3d(weight, bias, [1; 3], [t, h, w], [1; 3], 1).squeeze_dim(0)
+    x.conv3d(weight, bias, STRIDE, [t, h, w], DILATION, GROUPS).squeeze_dim(0)
 }
 
 #[cfg(test)]

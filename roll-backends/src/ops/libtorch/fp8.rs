@@ -14,7 +14,9 @@ use crate::ops::fp8::{Fp8Weight, SavedFp8, SavedLora};
 use crate::ops::{Cotangents, Fp8Kernel, Lora};
 use crate::sync::lock;
 
+/// ATen's name of the format.
 const E4M3: Kind = Kind::Float8e4m3fn;
+/// The largest number of e4m3.
 const E4M3_MAX: f64 = 448.0;
 
 impl Fp8Kernel for LibTorch {
@@ -51,7 +53,7 @@ impl Fp8Kernel for LibTorch {
         let SavedFp8 { weight, products, lora } = saved;
         let (d_y, kind) = (d_y.tensor, kind_of(products));
         let d_bias = bias_wanted.then(|| d_y.sum_dim_intlist([0i64].as_slice(), false, Kind::Float));
-        let mut d_x = x_wanted.then(|| pulled(&d_y, &weight, kind));
+        let mut d_x = x_wanted.then(|| pull_x(&d_y, &weight, kind));
         let Some(SavedLora { x, lora: Lora { down, up, scale }, inner }) = lora else {
             return [d_x, d_bias, None, None].map(|d| d.map(fresh));
         };
@@ -76,7 +78,7 @@ fn kind_of(dtype: DType) -> Kind {
 }
 
 /// The cotangent of x through the weight (without LoRA), as `kind`.
-fn pulled(d_y: &Tensor, weight: &Fp8Weight<LibTorch>, kind: Kind) -> Tensor {
+fn pull_x(d_y: &Tensor, weight: &Fp8Weight<LibTorch>, kind: Kind) -> Tensor {
     let (codes, weight_scales) = (&weight.codes.tensor, &weight.scales.tensor);
     // The product sums over the weight's rows, so that their scales cannot be applied to its result: they scale d_y
     // first.
@@ -166,8 +168,9 @@ fn multiply_ones(device: Device) -> Result<(), String> {
     let full = |shape: [i64; 2], value: f64| Tensor::full(shape, value, (Kind::Float, device));
     let ones = full([TILE, TILE], 1.0).to_kind(E4M3);
     let (rows, columns) = (full([TILE, 1], 2.0), full([1, TILE], 0.5));
+    let (no_bias, no_result_scale, fast_accumulation) = (None::<Tensor>, None::<Tensor>, false);
     let found = ones
-        .f_internal_scaled_mm(&ones.tr(), &rows, &columns, None::<Tensor>, None, Kind::BFloat16, false)
+        .f_internal_scaled_mm(&ones.tr(), &rows, &columns, no_bias, no_result_scale, Kind::BFloat16, fast_accumulation)
         .and_then(|y| (y.f_to_kind(Kind::Float)? - TILE as f64).f_abs()?.f_max()?.f_double_value(&[]))
         .map_err(|error| error.to_string().lines().next().unwrap_or_default().to_string())?;
     match found {

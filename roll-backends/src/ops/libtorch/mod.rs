@@ -77,13 +77,13 @@ fn fresh(tensor: Tensor) -> TchTensor {
     TchTensor::new(tensor)
 }
 
-/// The gradients of the `wanted` inputs by ATen's derivative of `f`, which is run again: for operators whose fused
-/// backward pass cannot be called directly. If `f` does not depend on an input, its gradient is zero.
+/// The gradients of the `wanted` inputs by ATen's derivative of `forward`, which is run again: for operators whose
+/// fused backward pass cannot be called directly. If `forward` does not depend on an input, its gradient is zero.
 fn pull_through<const N: usize>(
     inputs: [&Tensor; N],
     wanted: [bool; N],
     d_y: &Tensor,
-    f: impl FnOnce([&Tensor; N]) -> Tensor,
+    forward: impl FnOnce([&Tensor; N]) -> Tensor,
 ) -> [Option<Tensor>; N] {
     let leaves: Vec<Tensor> =
         inputs.iter().zip(wanted).map(|(x, wanted)| x.detach().set_requires_grad(wanted)).collect();
@@ -94,7 +94,7 @@ fn pull_through<const N: usize>(
     // The bindings differentiate scalars only. This scalar is the sum of y * d_y, whose gradient with respect to y is
     // exactly `d_y` for any dtype. Its value is not used and may be infinite in bf16.
     let scalar = tch::with_grad(|| {
-        let y = f(std::array::from_fn(|i| &leaves[i]));
+        let y = forward(std::array::from_fn(|i| &leaves[i]));
         let (y, d_y) = (y.reshape([-1]), d_y.to_kind(y.kind()).reshape([-1]));
         // `dot` is a single kernel, but its element count is a 32-bit integer.
         match i32::try_from(y.numel()) {

@@ -15,7 +15,7 @@ impl NormKernel for LibTorch {
     fn norm_forward(x: TchTensor, gain: TchTensor, shift: Option<TchTensor>, eps: f64) -> (TchTensor, TchTensor) {
         let (x, gain) = (&x.tensor, &gain.tensor);
         let Some(shift) = shift else {
-            let inverse = (squares(x) + eps).rsqrt();
+            let inverse = (mean_square(x) + eps).rsqrt();
             let mut y = x * &inverse;
             let _ = y.g_mul_(gain);
             return (fresh(y), fresh(inverse));
@@ -33,7 +33,7 @@ impl NormKernel for LibTorch {
     fn norm_backward(saved: SavedNorm<TchTensor>, d_y: TchTensor, wanted: [bool; 3]) -> Cotangents<Self, 3> {
         let [x_wanted, gain_wanted, shift_wanted] = wanted;
         let (x, gain, moments, d_y) = (&saved.x.tensor, &saved.gain.tensor, &saved.moments.tensor, &d_y.tensor);
-        let Some(SharedShift(shared_shift)) = saved.layer else {
+        let Some(SharedShift(is_shift_shared)) = saved.shift else {
             let d_gain = gain_wanted.then(|| sum_if_shared(d_y * (x * moments), gain));
             let d_x = x_wanted.then(|| rms_pull(x, gain, moments, d_y));
             return [d_x.map(fresh), d_gain.map(fresh), None];
@@ -41,7 +41,7 @@ impl NormKernel for LibTorch {
         let (mean, inverse) = (moments.narrow(1, 0, 1), moments.narrow(1, 1, 1));
         let d_gain = gain_wanted.then(|| sum_if_shared((x - mean) * &inverse * d_y, gain));
         let d_shift = shift_wanted.then(|| {
-            if shared_shift { d_y.sum_dim_intlist([0i64].as_slice(), true, None::<Kind>) } else { d_y.copy() }
+            if is_shift_shared { d_y.sum_dim_intlist([0i64].as_slice(), true, None::<Kind>) } else { d_y.copy() }
         });
         let d_x = if x_wanted { layer_pull(x, gain, saved.eps, d_y) } else { None };
         [d_x, d_gain, d_shift].map(|d| d.map(fresh))
@@ -126,7 +126,7 @@ fn angles_of(rotation: &Option<Rotation<TchTensor>>) -> (Option<[&Tensor; 2]>, i
 }
 
 /// Mean of the squares of each row, `[L, 1]`.
-fn squares(x: &Tensor) -> Tensor {
+fn mean_square(x: &Tensor) -> Tensor {
     let norm = x.norm_scalaropt_dim(2.0, [1i64].as_slice(), true);
     norm.square() / x.size()[1] as f64
 }
@@ -153,12 +153,12 @@ fn layer_pull(x: &Tensor, gain: &Tensor, eps: f64, d_y: &Tensor) -> Option<Tenso
 }
 
 impl ChannelNormKernel for LibTorch {
-    fn channel_norm_forward(x: TchTensor, gain: TchTensor, silu: bool) -> (TchTensor, TchTensor) {
+    fn channel_norm_forward(x: TchTensor, gain: TchTensor, has_silu: bool) -> (TchTensor, TchTensor) {
         let x = &x.tensor;
         let factors = factors_of(x);
         let mut y = scaled(x, &factors);
         let _ = y.g_mul_(&by_channel(&gain.tensor));
-        if silu {
+        if has_silu {
             let _ = y.silu_();
         }
         (fresh(y), fresh(factors))
@@ -166,17 +166,18 @@ impl ChannelNormKernel for LibTorch {
 
     fn channel_norm_backward(
         [x, gain, factors]: [TchTensor; 3],
-        silu: bool,
+        has_silu: bool,
         d_y: TchTensor,
         [x_wanted, gain_wanted]: [bool; 2],
     ) -> Cotangents<Self, 2> {
         let (factors, gain) = (&factors.tensor, by_channel(&gain.tensor));
         let normed = scaled(&x.tensor, factors);
-        // The cotangent of `normed * gain`, before SiLU; below, of `normed`, and then of x.
-        let mut d = if silu { scaled(&normed, &gain).silu_backward(&d_y.tensor) } else { d_y.tensor.copy() };
+        // The cotangent of `normed * gain`, the input of SiLU.
+        let mut d = if has_silu { scaled(&normed, &gain).silu_backward(&d_y.tensor) } else { d_y.tensor.copy() };
         let d_gain =
             gain_wanted.then(|| fresh((&normed * &d).sum_dim_intlist([1i64, 2, 3].as_slice(), false, None::<Kind>)));
         let d_x = x_wanted.then(|| {
+            // In place, the cotangent becomes that of `normed`, and then that of x.
             let _ = d.g_mul_(&gain);
             let along = (&normed * &d).mean_dim([0i64].as_slice(), true, Kind::Float);
             let _ = d.addcmul_(&normed, &(-along).to_kind(d.kind()));
@@ -219,7 +220,7 @@ impl ChannelNormKernel for LibTorch {
     }
 }
 
-/// `sqrt(C) / max(|x|, 1e-12)` of each position, f32.
+/// `sqrt(C) / max(|x|, MIN_NORM)` of each position, f32.
 fn factors_of(x: &Tensor) -> Tensor {
     let root = (x.size()[0] as f64).sqrt();
     let norms = match x.kind() {

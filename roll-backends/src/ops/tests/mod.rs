@@ -67,7 +67,7 @@ fn to_bf16(x: &Exact) -> Exact {
 fn devices() -> Vec<Device> {
     let tested = Backend::ALL.into_iter().filter(|b| roll_testing::is_tested(b.name()));
     let devices: Vec<Device> =
-        tested.filter(|b| b.usable(0).is_ok()).map(|b| crate::device(b.name()).unwrap()).collect();
+        tested.filter(|b| b.check_usable(0).is_ok()).map(|b| crate::device(b.name()).unwrap()).collect();
     assert!(!devices.is_empty(), "ROLL_TEST_BACKENDS lists no backend of this build that works here");
     devices
 }

@@ -6,8 +6,10 @@ use super::parameter_access::ParameterAccess;
 use super::partition::Partition;
 use crate::BackendError;
 
+const CHECKSUM_BYTES: usize = size_of::<u64>();
+
 /// Fails unless every rank trains the same parameters, by name and shape.
-pub(super) fn same_parameters(specs: &[ParameterSpec], ranks: &dyn Communicator) -> Result<()> {
+pub(super) fn check_same_parameters(specs: &[ParameterSpec], ranks: &dyn Communicator) -> Result<()> {
     let names_and_shapes: String = specs.iter().map(|s| format!("{} {:?}\n", s.name, s.shape)).collect();
     let own_message = [specs.len() as u64, checksum(names_and_shapes.bytes().map(u32::from))];
     let messages = ranks.all_gather_bytes(&own_message.map(u64::to_le_bytes).concat())?;
@@ -22,7 +24,7 @@ pub(super) fn same_parameters(specs: &[ParameterSpec], ranks: &dyn Communicator)
 }
 
 /// Fails unless the parameters of all ranks are bit-identical, after `updates` updates.
-pub(super) fn same_values(
+pub(super) fn check_same_values(
     model: &mut dyn Model,
     specs: &[ParameterSpec],
     partition: &Partition,
@@ -33,8 +35,8 @@ pub(super) fn same_values(
         return Ok(());
     }
     let mut parameters = ParameterAccess::open(model)?;
-    // One checksum of eight bytes per tensor.
-    let mut own_checksums = Vec::with_capacity(8 * specs.len());
+    // One checksum per tensor.
+    let mut own_checksums = Vec::with_capacity(CHECKSUM_BYTES * specs.len());
     for bucket in partition.buckets() {
         let values = parameters.read(bucket)?;
         let mut rest = values.as_slice();
@@ -46,7 +48,7 @@ pub(super) fn same_values(
     }
     let checksums_by_rank = ranks.all_gather_bytes(&own_checksums)?;
     let first_differing_rank = |spec: usize| {
-        let of_tensor = 8 * spec..8 * spec + 8;
+        let of_tensor = CHECKSUM_BYTES * spec..CHECKSUM_BYTES * (spec + 1);
         let of_rank_0 = &checksums_by_rank[0][of_tensor.clone()];
         checksums_by_rank.iter().position(|checksums| &checksums[of_tensor.clone()] != of_rank_0)
     };

@@ -15,7 +15,8 @@ use crate::sync::lock;
 /// bit-identical either way: contributions are added bucket by bucket, in the order of the ranks.
 pub(super) struct Gradients {
     partition: Arc<Partition>,
-    replicated: bool,
+    /// Whether every rank has the complete sums.
+    is_replicated: bool,
     /// All padded buckets if replicated, else all shards of this rank.
     sums: Mutex<Vec<f32>>,
 }
@@ -29,9 +30,9 @@ pub(super) enum BucketSums {
 }
 
 impl Gradients {
-    pub(super) fn new(partition: Arc<Partition>, replicated: bool) -> Self {
-        let length = if replicated { partition.padded_len() } else { partition.shards_len() };
-        Self { partition, replicated, sums: Mutex::new(vec![0.0; length]) }
+    pub(super) fn new(partition: Arc<Partition>, is_replicated: bool) -> Self {
+        let length = if is_replicated { partition.padded_len() } else { partition.shards_len() };
+        Self { partition, is_replicated, sums: Mutex::new(vec![0.0; length]) }
     }
 
     pub(super) fn clear(&self) {
@@ -52,7 +53,7 @@ impl Gradients {
     pub(super) fn sum_of_squares(&self, ranks: &dyn Communicator) -> Result<f64> {
         let sums = lock(&self.sums);
         let buckets = self.partition.buckets();
-        let squares_by_rank = if self.replicated {
+        let squares_by_rank = if self.is_replicated {
             let of_rank =
                 |rank| -> f64 { buckets.iter().map(|b| sum_of_squares(&sums[b.padded_shard_of(rank)])).sum() };
             (0..self.partition.world()).map(of_rank).collect()
@@ -63,17 +64,17 @@ impl Gradients {
         Ok(squares_by_rank.iter().sum())
     }
 
-    /// Calls `f` with the sums `which` of bucket `number`. If the sums are sharded, `f` gets the shard of this rank
-    /// whatever `which` is.
-    pub(super) fn with<T>(&self, number: usize, which: BucketSums, f: impl FnOnce(&[f32]) -> T) -> T {
+    /// Calls `read` with the sums `which` of bucket `number`. If the sums are sharded, `read` gets the shard of this
+    /// rank whatever `which` is.
+    pub(super) fn with<T>(&self, number: usize, which: BucketSums, read: impl FnOnce(&[f32]) -> T) -> T {
         let sums = lock(&self.sums);
         let bucket = &self.partition.buckets()[number];
         let range = match which {
-            _ if !self.replicated => bucket.in_own_shards(),
+            _ if !self.is_replicated => bucket.in_own_shards(),
             BucketSums::Whole => bucket.padded_at..bucket.padded_at + bucket.shard_len * self.partition.world(),
             BucketSums::ShardOf(rank) => bucket.padded_shard_of(rank),
         };
-        f(&sums[range])
+        read(&sums[range])
     }
 }
 
@@ -89,7 +90,7 @@ impl Service for Gradients {
         let zeros = || Cow::Owned(vec![0.0; bucket.shard_len * world]);
         let contribution = contribution.map_or_else(zeros, Cow::Borrowed);
         // The sums are locked after the collective, so that a call that clears them does not wait for other ranks.
-        if self.replicated {
+        if self.is_replicated {
             let mut values = contribution.into_owned();
             ranks.all_reduce(&mut values)?;
             add(&mut lock(&self.sums)[bucket.padded_at..bucket.padded_at + values.len()], &values);

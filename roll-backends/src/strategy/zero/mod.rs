@@ -107,8 +107,8 @@ impl Strategy for Zero {
         let ranks = self.ranks.as_ref();
         let specs = model.parameters().to_vec();
         let partition = Arc::new(Partition::new(&specs, self.options.bucket_size(), ranks.world_size()));
-        drift::same_parameters(&specs, ranks)?;
-        drift::same_values(model, &specs, &partition, ranks, 0)?;
+        drift::check_same_parameters(&specs, ranks)?;
+        drift::check_same_values(model, &specs, &partition, ranks, 0)?;
         let state = OptimizerState::zeros(&self.options, model, &partition, &self.ranks)?;
         let (optimizer, max_grad_norm) = (AdamW::new(optimizer), optimizer.max_grad_norm);
         self.attached = Some(Attached { optimizer, max_grad_norm, specs, partition, state, updates: 0 });
@@ -158,7 +158,7 @@ impl Strategy for Zero {
         state.update(model, &Update { optimizer, step: *updates, learning_rate, scale, clip })?;
         state.clear();
         if check_every > 0 && updates.is_multiple_of(check_every) {
-            drift::same_values(model, specs, partition, ranks.as_ref(), *updates)?;
+            drift::check_same_values(model, specs, partition, ranks.as_ref(), *updates)?;
         }
         Ok(StrategyReport { grad_norm, clipped: clip < 1.0, applied: true })
     }

@@ -65,9 +65,9 @@ impl OptimizerState {
         ranks: &Arc<OverlappedRanks>,
     ) -> Result<Self> {
         let is_single_rank = ranks.world_size() == 1;
-        let updates_all = options.stage == 0 || is_single_rank;
+        let has_all_moments = options.stage == 0 || is_single_rank;
         let all = model.parameter_count();
-        let count = if updates_all { all } else { partition.shards_len() };
+        let count = if has_all_moments { all } else { partition.shards_len() };
         let device_updates = options.optimizer_location().updates(model, count)?;
         if device_updates.is_some() {
             tracing::info!("AdamW updates the parameters on the device they are on: {count} of {all} on this rank");
@@ -76,7 +76,7 @@ impl OptimizerState {
         let buckets = partition.buckets().iter();
         match device_updates {
             // On the device, all parameters.
-            Some(updates) if updates_all => {
+            Some(updates) if has_all_moments => {
                 let sums = (!is_single_rank).then(host_sums);
                 Ok(Self::Device { updates, sums })
             }
@@ -213,7 +213,8 @@ impl HostSums {
         partition: &Arc<Partition>,
         ranks: &Arc<OverlappedRanks>,
     ) -> Self {
-        let gradients = Arc::new(Gradients::new(partition.clone(), options.stage < 2));
+        let is_replicated = options.stage <= 1;
+        let gradients = Arc::new(Gradients::new(partition.clone(), is_replicated));
         let reducer = (ranks.world_size() > 1).then(|| {
             let service = ranks.register(gradients.clone());
             Arc::new(GradientReducer::new(partition.clone(), specs, ranks.clone(), service))

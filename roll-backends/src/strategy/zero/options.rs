@@ -168,7 +168,7 @@ impl ZeroOptions {
             all_ranks: true,
             stage: self.stage,
             placement: self.weight_placement(),
-            state_on_gpu: self.optimizer_location().most_on_gpu(),
+            state_on_gpu: self.optimizer_location().max_on_gpu(),
             overlap_comm: self.overlap_comm,
             copies_parameters: false,
             bucket: self.bucket_size(),

@@ -9,11 +9,11 @@ pub(super) enum ParameterAccess<'a> {
     Parts(&'a mut dyn ParameterParts),
     /// A copy of all parameters.
     ///
-    /// `values` has the flat layout. `changed` is true if it may differ from the model.
+    /// `values` has the flat layout. `is_changed` is true if it may differ from the model.
     Copy {
         model: &'a mut dyn Model,
         values: Vec<f32>,
-        changed: bool,
+        is_changed: bool,
     },
 }
 
@@ -25,7 +25,7 @@ impl<'a> ParameterAccess<'a> {
         if model.parts().is_none() {
             let mut values = vec![0.0; model.parameter_count()];
             model.read_parameters(&mut values)?;
-            return Ok(Self::Copy { model, values, changed: false });
+            return Ok(Self::Copy { model, values, is_changed: false });
         }
         let parts = model.parts();
         parts.map(Self::Parts).ok_or_else(|| roll_core::Error::Misuse("the model offered parts only once".into()))
@@ -47,9 +47,9 @@ impl<'a> ParameterAccess<'a> {
     pub(super) fn write(&mut self, bucket: &Bucket, new: &[f32]) -> Result<()> {
         match self {
             Self::Parts(parts) => parts.write_part(bucket.specs.clone(), new),
-            Self::Copy { values, changed, .. } => {
+            Self::Copy { values, is_changed, .. } => {
                 values[bucket.flat_at..bucket.flat_at + bucket.len].copy_from_slice(new);
-                *changed = true;
+                *is_changed = true;
                 Ok(())
             }
         }
@@ -58,7 +58,7 @@ impl<'a> ParameterAccess<'a> {
     /// Writes a changed copy to the model.
     pub(super) fn close(self) -> Result<()> {
         match self {
-            Self::Copy { model, values, changed: true } => model.write_parameters(&values),
+            Self::Copy { model, values, is_changed: true } => model.write_parameters(&values),
             _ => Ok(()),
         }
     }

@@ -36,7 +36,7 @@ struct BucketSlot {
 #[derive(Default)]
 struct ReducerState {
     /// Whether gradients are accepted.
-    open: bool,
+    is_open: bool,
     /// Incomplete buckets, by number.
     filling: BTreeMap<usize, PartialBucket>,
     /// The reductions of the buckets `0..unstarted` have not been started.
@@ -44,19 +44,20 @@ struct ReducerState {
     /// Gradients that arrived after the reduction of their bucket was started, by bucket. They belong to parameters
     /// that a pass uses more than once.
     late: BTreeMap<usize, Vec<f32>>,
-    failed: Option<Error>,
+    /// The first error of a reduction.
+    first_error: Option<Error>,
 }
 
 struct PartialBucket {
     values: Vec<f32>,
-    /// The parameters whose gradients have arrived.
-    received: Vec<bool>,
+    /// Whether the gradient of each parameter has arrived.
+    is_received: Vec<bool>,
 }
 
 impl PartialBucket {
     /// Whether the gradients of all its parameters have arrived.
     fn is_complete(&self) -> bool {
-        self.received.iter().all(|received| *received)
+        self.is_received.iter().all(|is_received| *is_received)
     }
 }
 
@@ -81,7 +82,7 @@ impl GradientReducer {
     /// Accepts gradients from now on, which must be the last ones of their parameters in this step.
     pub(super) fn open(&self) {
         *lock(&self.state) =
-            ReducerState { open: true, unstarted: self.partition.buckets().len(), ..ReducerState::default() };
+            ReducerState { is_open: true, unstarted: self.partition.buckets().len(), ..ReducerState::default() };
     }
 
     /// Drops the gradients that have arrived and accepts no more.
@@ -92,13 +93,14 @@ impl GradientReducer {
     /// Takes the remaining gradients out of the model, and starts the reductions that have not been started. Fails with
     /// the first error of a reduction.
     pub(super) fn finish(&self, model: &mut dyn Model) -> Result<()> {
-        let ReducerState { open, mut filling, unstarted, late, failed } = std::mem::take(&mut *lock(&self.state));
-        if let Some(error) = failed {
+        let ReducerState { is_open, mut filling, unstarted, late, first_error } =
+            std::mem::take(&mut *lock(&self.state));
+        if let Some(error) = first_error {
             return Err(error);
         }
         let buckets = self.partition.buckets();
         // Without overlap, the reducer was never opened and no reduction has been started.
-        let unstarted = if open { unstarted } else { buckets.len() };
+        let unstarted = if is_open { unstarted } else { buckets.len() };
         // All gradients of a model without parts, taken once.
         let mut all_gradients = None;
         for number in (0..unstarted).rev() {
@@ -117,6 +119,7 @@ impl GradientReducer {
                     }
                     let all_gradients = all_gradients.as_deref().unwrap_or_default();
                     let gradients = &all_gradients[bucket.flat_at..bucket.flat_at + bucket.len];
+                    // Such a model has delivered nothing to the bucket so far.
                     values[..bucket.len].copy_from_slice(gradients);
                 }
             }
@@ -140,7 +143,7 @@ impl GradientSink for GradientReducer {
     fn deliver(&self, position: usize, gradient: &[f32]) -> bool {
         let mut state = lock(&self.state);
         let Some(BucketSlot { bucket, start, len }) = self.slots.get(position) else { return false };
-        if !state.open || gradient.len() != *len {
+        if !state.is_open || gradient.len() != *len {
             return false;
         }
         let add = |values: &mut [f32]| {
@@ -151,10 +154,10 @@ impl GradientSink for GradientReducer {
             return true;
         }
         let specs = &self.partition.buckets()[*bucket].specs;
-        let new_bucket = || PartialBucket { values: self.zeros(*bucket), received: vec![false; specs.len()] };
+        let new_bucket = || PartialBucket { values: self.zeros(*bucket), is_received: vec![false; specs.len()] };
         let partial = state.filling.entry(*bucket).or_insert_with(new_bucket);
         add(&mut partial.values);
-        partial.received[position - specs.start] = true;
+        partial.is_received[position - specs.start] = true;
         // Starts the reductions of complete buckets, from the last unstarted bucket down to the first incomplete one.
         while let Some(last) = state.unstarted.checked_sub(1)
             && state.filling.get(&last).is_some_and(PartialBucket::is_complete)
@@ -162,7 +165,7 @@ impl GradientSink for GradientReducer {
         {
             state.unstarted = last;
             if let Err(error) = self.reduce(last, complete.values) {
-                state.failed.get_or_insert(error);
+                state.first_error.get_or_insert(error);
             }
         }
         true

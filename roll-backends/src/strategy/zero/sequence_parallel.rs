@@ -18,8 +18,8 @@ use roll_core::{Communicator, Error, Rank, Result, SingleRank, StrategyRanks};
 
 use crate::overlap::OverlappedRanks;
 
-/// The data-parallel ranks of a rank. A collective of them waits until all ranks of the job have reached their
-/// collective; until then, a rank serves the requests of the others ([`OverlappedRanks::settle`]).
+/// The data-parallel ranks of a rank. Before a collective among them, a rank waits until all ranks of the job have
+/// reached a collective. While it waits, it answers the other ranks' requests ([`OverlappedRanks::settle`]).
 struct DataParallelRanks {
     all: Arc<OverlappedRanks>,
     /// The data-parallel ranks themselves, as a job of their own.

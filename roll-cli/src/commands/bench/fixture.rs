@@ -20,13 +20,16 @@ use roll_wan::{Parts, Placement, Settings, Wan};
 use super::preset::{Preset, trainable};
 use super::scorer::Scorer;
 
+/// The timestep of every pass. The value does not change the time of a pass.
+const TIMESTEP: Timestep = Timestep(500.0);
+
 /// The model, reward, strategy and inputs of a measured step.
 pub struct Fixture {
     /// One transformer with a LoRA, and the VAE.
     pub model: Wan,
     pub scorer: Scorer,
     pub strategy: Zero,
-    /// `[C, T, H, W]` of the VAE's latents: what is denoised and decoded.
+    /// The latents that are denoised and decoded, `[C, T, H, W]`.
     pub latents: Tensor,
     pub conditioning: Conditioning,
     /// The video that is encoded, `[T, 3, H, W]` in [-1, 1].
@@ -37,32 +40,10 @@ pub struct Fixture {
 impl Fixture {
     /// Makes the networks of the preset on `device`. All inputs are random.
     pub fn new(preset: &Preset<'_>, device: &Device) -> Result<Self> {
-        let (dit, vae) = (&preset.networks.dit, &preset.networks.vae);
-        let codes = preset.args.weights_dtype.map(Codes::new).transpose()?;
-        let dit_weights = || random_weights(dit.weights(), preset.dtype, codes, device);
-        let store: Arc<dyn WeightStore> = match preset.args.weight_store {
-            Placement::Host => Arc::new(HostStore::new(dit_weights(), device)?),
-            Placement::Streamed => Arc::new(streamed(dit.weights(), preset.dtype, device)?),
-            _ => Arc::new(Resident::from_weights(dit_weights().collect::<Result<_>>()?, device)),
-        };
-        let memory = if preset.args.offload { Memory::Offload } else { Memory::Recompute };
-        let mut expert = Dit::with_store(dit.clone(), store)
-            .with_memory(memory)
-            .keeping_attention(preset.args.keep_attention)
-            .with_products(product_dtype(device, preset.dtype))
-            .with_fp8_products(preset.args.fp8_products);
+        let dit = &preset.networks.dit;
         let noise = Noise::new(0);
-        expert.add_trainable(&trainable(), &noise, &StateDict::new())?;
-        let statistics = LatentStatistics::published(vae.z_dim)
-            .ok_or_else(|| Error::Misuse(format!("no statistics for {} channels", vae.z_dim)))?;
-        let no_codes = None;
-        let vae_weights = random_weights(vae.weights(), DType::F32, no_codes, device).collect::<Result<_>>()?;
-        let vae_store = Resident::from_weights(vae_weights, device);
-        let vae =
-            Vae::with_store(vae.clone(), &statistics, Arc::new(vae_store))?.with_decoder_dtype(preset.vae_dtype)?;
-        let settings = Settings { shift: None, boundary: None, end_image: false, chunking: chunking(preset, device) };
-        let mut model = Wan::new(Parts { dit: expert, dit2: None, vae, text: None, clip: None }, settings);
-
+        let mut model = random_model(preset, device, &noise)?;
+        // Each `index` has a draw of its own.
         let normal = |index: u64, shape: &[usize]| noise.normal(Purpose::Synthetic, 0, index, shape);
         let latent_shape = preset.latent_shape();
         let [_, t, h, w] = latent_shape;
@@ -90,13 +71,40 @@ impl Fixture {
                 latent_shape,
             },
             video,
-            timestep: Timestep(500.0),
+            timestep: TIMESTEP,
         })
     }
 }
 
-/// A store that streams random weights from a temporary file. The file is deleted once it is mapped into memory: its
-/// contents stay until the mapping goes, and no file is left behind if the process is killed.
+/// The transformer with a LoRA, and the VAE, with random weights. `noise` draws the weights of the LoRA.
+fn random_model(preset: &Preset<'_>, device: &Device, noise: &Noise) -> Result<Wan> {
+    let (dit, vae) = (&preset.networks.dit, &preset.networks.vae);
+    let codes = preset.args.weights_dtype.map(Codes::new).transpose()?;
+    let dit_weights = || random_weights(dit.weights(), preset.dtype, codes, device);
+    let store: Arc<dyn WeightStore> = match preset.args.weight_store {
+        Placement::Host => Arc::new(HostStore::new(dit_weights(), device)?),
+        Placement::Streamed => Arc::new(streamed(dit.weights(), preset.dtype, device)?),
+        _ => Arc::new(Resident::from_weights(dit_weights().collect::<Result<_>>()?, device)),
+    };
+    let memory = if preset.args.offload { Memory::Offload } else { Memory::Recompute };
+    let mut expert = Dit::with_store(dit.clone(), store)
+        .with_memory(memory)
+        .keeping_attention(preset.args.keep_attention)
+        .with_products(product_dtype(device, preset.dtype))
+        .with_fp8_products(preset.args.fp8_products);
+    expert.add_trainable(&trainable(), noise, &StateDict::new())?;
+    let statistics = LatentStatistics::published(vae.z_dim)
+        .ok_or_else(|| Error::Misuse(format!("no statistics for {} channels", vae.z_dim)))?;
+    let no_codes = None;
+    let vae_weights = random_weights(vae.weights(), DType::F32, no_codes, device).collect::<Result<_>>()?;
+    let vae_store = Resident::from_weights(vae_weights, device);
+    let vae = Vae::with_store(vae.clone(), &statistics, Arc::new(vae_store))?.with_decoder_dtype(preset.vae_dtype)?;
+    let settings = Settings { shift: None, boundary: None, uses_end_image: false, chunking: chunking(preset, device) };
+    Ok(Wan::new(Parts { dit: expert, dit2: None, vae, text: None, clip: None }, settings))
+}
+
+/// A store that streams random weights from a temporary file. The file is deleted once it is mapped into memory. Its
+/// contents stay until the mapping ends, and no file is left behind if the process is killed.
 fn streamed(shapes: Vec<(String, Vec<usize>)>, dtype: DType, device: &Device) -> Result<Streamed> {
     device.seed(0);
     let tensors = shapes.into_iter().map(|(name, shape)| {
@@ -167,6 +175,7 @@ struct Codes(ScaledRows);
 
 impl Codes {
     fn new(format: EightBits) -> Result<Self> {
+        // A draw of its own, besides those of `Fixture::new`.
         let values = Noise::new(0).normal(Purpose::Synthetic, 0, 5, &[1024, 1024])?;
         ScaledRows::quantised(&values, format).map(Self)
     }

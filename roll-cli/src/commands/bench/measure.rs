@@ -33,6 +33,7 @@ pub struct Phase {
 impl Phase {
     /// Whether the phase is a pass of the transformer, or the pull of one.
     pub fn is_transformer(&self) -> bool {
+        // The names of these phases, and of no others, contain the word.
         self.name.contains("forward")
     }
 }
@@ -45,8 +46,8 @@ pub struct Measurement {
     pub phases: Vec<Phase>,
     /// Results of whole steps; `None` if phases were measured one by one.
     pub whole: Option<WholeSteps>,
-    /// Number of complete rounds after the warm-up. 0 while the warm-up and the first round run: `phases` then
-    /// has what they measured so far.
+    /// Number of complete rounds after the warm-up. It is 0 during the warm-up and the first round; `phases` then has
+    /// the measurements so far.
     pub rounds: usize,
 }
 
@@ -62,9 +63,9 @@ pub struct WholeSteps {
 impl Measurement {
     /// Seconds of a step: the median of whole steps, or the sum of the phases if all of them were measured.
     pub fn step_seconds(&self, passes: &Passes) -> Option<f64> {
-        let all_measured = self.phases.len() == phases_of(passes).count();
+        let are_all_measured = self.phases.len() == phases_of(passes).count();
         let sum = || self.phases.iter().map(|p| p.seconds * p.passes as f64).sum();
-        self.whole.map(|whole| whole.seconds).or_else(|| all_measured.then(sum))
+        self.whole.map(|whole| whole.seconds).or_else(|| are_all_measured.then(sum))
     }
 
     /// Floating-point operations per second of the transformer, over all its passes of a step.
@@ -125,10 +126,12 @@ pub fn peak_product_rate(preset: &Preset<'_>, device: &Device) -> Result<f64> {
     const SECONDS: f64 = 1.0;
     /// Products in the queue of the device before one wait, so that the wait takes a small part of the time.
     const QUEUED: usize = 4;
+    /// Fewest rows, even if a video of the preset has fewer tokens.
+    const MIN_ROWS: usize = 256;
     /// More rows make products on a CPU no faster, but take seconds each.
     const MAX_CPU_ROWS: usize = 8192;
     let dit = &preset.networks.dit;
-    let rows = preset.plan.tokens().clamp(256, if is_gpu(device) { usize::MAX } else { MAX_CPU_ROWS });
+    let rows = preset.plan.tokens().clamp(MIN_ROWS, if is_gpu(device) { usize::MAX } else { MAX_CPU_ROWS });
     let dtype = product_dtype(device, preset.dtype);
     let normal = |shape: [usize; 2], deviation: f64| -> Burn<2> {
         let values: Burn<2> = Burn::random(shape, Distribution::Normal(0.0, deviation), (device, DType::F32));
@@ -140,8 +143,8 @@ pub fn peak_product_rate(preset: &Preset<'_>, device: &Device) -> Result<f64> {
         // A copy to the host waits for the device.
         let wait = |y: Burn<2>| roll_backends::to_host(y.narrow(0, 0, 1).narrow(1, 0, 1)).map(drop);
         wait(x.clone().matmul(w.clone()))?;
-        let begin = Instant::now();
-        while begin.elapsed().as_secs_f64() < SECONDS {
+        let start_of_shape = Instant::now();
+        while start_of_shape.elapsed().as_secs_f64() < SECONDS {
             let start = Instant::now();
             let product = || x.clone().matmul(w.clone());
             (1..QUEUED).for_each(|_| drop(product()));
@@ -224,11 +227,17 @@ pub struct PhaseTimer<'a> {
     preset: &'a Preset<'a>,
     meter: &'a Meter,
     progress: &'a dyn Fn(&Measurement) -> Result<()>,
+    /// Floating-point operations of one pass of each phase.
     flops: BTreeMap<&'static str, f64>,
+    /// Seconds of each pass, by phase.
     seconds: BTreeMap<&'static str, Vec<f64>>,
+    /// Peak memory of each phase, in bytes.
     peak: BTreeMap<&'static str, u64>,
+    /// Seconds of each whole step.
     whole: Vec<f64>,
+    /// Peak memory of whole steps, in bytes.
     whole_peak: Option<u64>,
+    /// Number of complete rounds after the warm-up.
     rounds: usize,
 }
 
@@ -247,8 +256,8 @@ impl<'a> PhaseTimer<'a> {
         }
     }
 
-    /// Runs one pass of the phase `name`. `f` must end with its result in host memory: nothing else waits for the
-    /// device.
+    /// Runs one pass of the phase `name`. `f` must copy its result to host memory at the end, because nothing else
+    /// waits for the device.
     pub fn time<T>(&mut self, name: &'static str, f: impl FnOnce() -> Result<T>) -> Result<T> {
         // Reading the driver's count of memory takes longer than some phases, so it is left out while whole steps are
         // timed.
@@ -270,6 +279,7 @@ impl<'a> PhaseTimer<'a> {
         Ok(value)
     }
 
+    /// The measurements so far.
     fn measured(&self) -> Measurement {
         let tokens = self.preset.plan.tokens();
         let phase = |(name, passes): (&'static str, usize)| {

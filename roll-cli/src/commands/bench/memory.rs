@@ -28,7 +28,8 @@ impl Meter {
     /// Starts a phase.
     pub fn reset(&self) {
         if matches!(self, Self::Host) {
-            // If this fails, the mark is that of the whole run; nothing else depends on it.
+            // 5 resets the kernel's high-water mark. If this fails, the mark is that of the whole run; nothing else
+            // depends on it.
             let _ = std::fs::write("/proc/self/clear_refs", "5");
         }
     }

@@ -24,6 +24,7 @@ use measure::Round;
 use memory::Meter;
 use preset::Preset;
 
+/// Measures the step that the arguments describe, and prints or saves the result.
 pub fn bench(args: Bench) -> Result<()> {
     if args.rounds == 0 {
         return Err(Error::config("--rounds", "must be above 0"));

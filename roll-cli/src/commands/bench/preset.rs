@@ -16,9 +16,9 @@ use roll_wan::{KeepAttention, WanOptions};
 use crate::args::Bench;
 
 /// Rank of the LoRA.
-pub const RANK: usize = 32;
+pub const LORA_RANK: usize = 32;
 
-/// What is measured: a preset, changed by the arguments.
+/// The networks and the video that are measured: a preset, changed by the arguments.
 pub struct Preset<'a> {
     pub args: &'a Bench,
     pub name: &'static str,
@@ -77,7 +77,7 @@ impl<'a> Preset<'a> {
             networks.dit.layers = layers;
         }
         let dtype = args.dtype.unwrap_or(dtype);
-        networks.stored = dtype;
+        networks.stored_dtype = dtype;
         let (frames, size) = (args.frames.unwrap_or(frames), args.size.unwrap_or(size));
         check_video(&networks, frames, size)?;
         let passes = passes(args)?;
@@ -157,6 +157,7 @@ fn plan(
         ranks: 1,
         passes: passes.clone(),
         division: Division::default(),
+        // Any speed does, because only operations and tokens are read from the plan.
         speed: Speed { flops: 1.0, link: 1.0, read: 1.0 },
     };
     let options = WanOptions {
@@ -176,7 +177,7 @@ fn plan(
 /// The trained LoRA.
 pub fn trainable() -> Trainable {
     let targets = ["q", "k", "v", "o", "ffn.0", "ffn.2"].map(String::from).to_vec();
-    Trainable::Lora { rank: RANK, alpha: RANK as f64, targets }
+    Trainable::Lora { rank: LORA_RANK, alpha: LORA_RANK as f64, targets }
 }
 
 /// The passes of the algorithm with its default options and the given ones, and with guidance if requested.
@@ -217,7 +218,7 @@ fn tiny() -> Networks {
         image_dim: None,
     };
     let vae = VaeConfig { encoder_dim: 16, decoder_dim: 16, ..VaeConfig::wan2_1() };
-    Networks { dit, experts: 1, stored: DType::F32, eight_bits: None, vae }
+    Networks { dit, experts: 1, stored_dtype: DType::F32, eight_bits: None, vae }
 }
 
 #[cfg(test)]

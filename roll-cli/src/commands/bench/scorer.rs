@@ -40,7 +40,8 @@ impl Scorer {
             // The middle of each frame.
             let mut x = inputs[0].rank::<4>()?.narrow(2, (h - side_h) / 2, side_h).narrow(3, (w - side_w) / 2, side_w);
             for kernel in &self.kernels {
-                let options = ConvOptions::new([2, 2], [1, 1], [1, 1], 1);
+                let (stride, padding, dilation, groups) = ([2, 2], [1, 1], [1, 1], 1);
+                let options = ConvOptions::new(stride, padding, dilation, groups);
                 x = ops::silu(conv2d(x, kernel.clone(), None, options));
             }
             Ok(vec![(x.sum() / t as f64).into()])

@@ -81,6 +81,7 @@ fn score_and_pull(fixture: &mut Fixture, preset: &Preset<'_>, timer: &mut PhaseT
     timer.time("pull of decode", || decode_pullback.ok_or_else(unrecorded)?.pull(&d_frames)).map(Some)
 }
 
+/// Times an update of the optimizer.
 fn optimize(fixture: &mut Fixture, timer: &mut PhaseTimer<'_>) -> Result<()> {
     let Fixture { model, strategy, .. } = fixture;
     timer.time("optimizer", || {
@@ -94,6 +95,7 @@ fn optimize(fixture: &mut Fixture, timer: &mut PhaseTimer<'_>) -> Result<()> {
     })
 }
 
+/// The error of a pass without the pullback that was asked for.
 fn unrecorded() -> Error {
-    Error::Misuse("a recorded pass has a pullback".into())
+    Error::Misuse("a recorded pass returned no pullback".into())
 }

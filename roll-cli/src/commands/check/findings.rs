@@ -5,7 +5,7 @@ use roll_train::Finding;
 use roll_train::progress::counted;
 
 /// Width of the names of sections.
-const NAME: usize = 10;
+const NAME_WIDTH: usize = 10;
 
 /// Prints findings in the order of their sections, and remembers whether the run would fail.
 #[derive(Debug, Default)]
@@ -18,13 +18,13 @@ pub struct Findings {
 }
 
 impl Findings {
-    /// Takes the findings of the opening of a run. [`Findings::queued`] prints them when their section comes.
+    /// Takes the findings of the opening of a run. [`Findings::print_queued`] prints them when their section comes.
     pub fn new(queued: Vec<(&'static str, Finding)>) -> Self {
         Self { queued, ..Self::default() }
     }
 
     /// Prints the queued findings of this section.
-    pub fn queued(&mut self, section: &str) {
+    pub fn print_queued(&mut self, section: &str) {
         let queued = std::mem::take(&mut self.queued).into_iter();
         let (of_section, of_others): (Vec<_>, Vec<_>) = queued.partition(|(its_section, _)| *its_section == section);
         self.queued = of_others;
@@ -38,7 +38,7 @@ impl Findings {
     }
 
     /// Adds findings that are printed before those of the opening.
-    pub fn look(&mut self, found: Vec<(&'static str, Finding)>) {
+    pub fn prepend(&mut self, found: Vec<(&'static str, Finding)>) {
         self.queued.splice(..0, found);
     }
 
@@ -46,6 +46,7 @@ impl Findings {
         self.problems > 0
     }
 
+    /// Begins a section: the next line shows its name.
     pub fn section(&mut self, name: &'static str) {
         self.section = name;
     }
@@ -69,7 +70,7 @@ impl Findings {
     fn print(&mut self, mark: &str, text: &str) {
         for (i, line) in text.lines().enumerate() {
             let indent = if i == 0 { mark.to_string() } else { " ".repeat(mark.len()) };
-            println_wrapped!("{:<NAME$} {indent}{line}", self.section);
+            println_wrapped!("{:<NAME_WIDTH$} {indent}{line}", self.section);
             self.section = "";
         }
     }

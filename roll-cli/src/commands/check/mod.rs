@@ -1,9 +1,9 @@
-//! `roll check`: opens what a run opens before its first step, by the same code. Headers are read, no weights, and
-//! nothing is written.
+//! `roll check`: opens the parts that a run opens before its first step, by the same code. Headers of files are read,
+//! but no weights, and nothing is written.
 
 mod findings;
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use roll_backends::Backend;
 use roll_core::plan::{Needs, in_words};
@@ -17,20 +17,20 @@ use roll_train::{Checked, Run};
 use roll_video::rows::DataConfig;
 
 use self::findings::Findings;
-use super::plan::{PlannedMachine, cluster, estimate, gigabytes, machine, needed, totals};
+use super::plan::{PlannedMachine, cluster, estimate, gigabytes, machine, needed_gigabytes, peak_gigabytes};
 use crate::args::{Check, MachineArgs};
 use crate::configuration::{Configuration, build_context};
 use crate::demo::NotDemo;
 use crate::ranks::{process, unusable_device};
 
 /// Number of parameters above which a step on a CPU takes hours.
-const LARGE: f64 = 3e9;
+const LARGE_MODEL: f64 = 3e9;
 /// The network of an [`estimate`] for the configuration as it is.
 const CONFIGURED_NETWORK: Option<String> = None;
 
 /// Prints the findings; fails when the run would fail.
 pub fn check(args: Check) -> Result<()> {
-    // Wrong arguments of this command fail it here: they are no finding about the run.
+    // Fails on wrong arguments of this command, because they are no finding about the run.
     cluster(&args.machine)?;
     let mut run = args.run;
     let resumed = run.resume.take().map(RunDir::open).transpose()?;
@@ -46,7 +46,7 @@ pub fn check(args: Check) -> Result<()> {
     let opened = if unusable.is_some() { on_the_cpu(&loaded) } else { loaded.clone() };
     let context = BuildContext { headers_only: true, ..crate::ranks::with_collectives(build_context(&opened))? };
     let files = model_files(&opened, &registry, &context);
-    // Why the model is not opened, if it is not.
+    // The reason why the model is not opened, if there is one.
     let unopened = match &files {
         Ok(Some(FilesFound { missing, .. })) => {
             missing.as_ref().map(|files| format!("a run would download files first: {files}"))
@@ -63,35 +63,13 @@ pub fn check(args: Check) -> Result<()> {
     let (mut checked, findings) = planned.check(unopened.is_none())?;
     let mut found = Findings::new(findings);
 
-    found.section("run");
-    let names = [("", &config.algo.name), (" of ", &config.model.name), (" by ", &config.strategy.name)];
-    found.good(names.map(|(word, name)| format!("{word}`{name}`")).concat());
-    found.good(format!("backend `{}`", config.backend));
-    if let Some(error) = unusable {
-        // No problem for a run on another machine (`--on`), which may have the devices.
-        let is_for_other_machine = args.machine.on.is_some() && Backend::of(&config.backend).is_ok();
-        let why = format!("{}\neverything else is checked on the CPU", error.chain());
-        if is_for_other_machine { found.note(why) } else { found.problem(why) }
-    }
-    found.good(config.training.rate_in_words());
-    if let Some(note) = ranks_note(config, &args.machine)? {
-        found.note(note);
-    }
-    match planned.directory() {
-        Ok(dir) => {
-            found.good(format!("writes to {}", dir.display()));
-            if let Some(shortage) = disk_shortage(config, &checked, &dir) {
-                if args.machine.on.is_some() { found.note(shortage) } else { found.problem(shortage) }
-            }
-        }
-        Err(error) => found.problem(error.chain()),
-    }
+    list_run(config, &args.machine, unusable, planned.directory(), &checked, &mut found)?;
     if let Some(NotDemo::WrongModel(note) | NotDemo::MissingPart(note)) = why_not_demo {
         found.note(note);
     }
-    found.queued("run");
+    found.print_queued("run");
     found.section("algo");
-    found.queued("algo");
+    found.print_queued("algo");
 
     found.section("model");
     let files_are_complete = match &files {
@@ -106,17 +84,10 @@ pub fn check(args: Check) -> Result<()> {
     if let Some(note) = unopened {
         found.note(note);
     }
-    found.queued("model");
+    found.print_queued("model");
 
-    // The reward is tried with its gradient if the algorithm back-propagates its score.
-    let passes = registry.passes(&config.algo.name, &config.algo.options);
-    let pulls_score = passes.is_ok_and(|passes| {
-        let [_, videos_with_gradient] = passes.decoded();
-        videos_with_gradient > 0
-    });
-    let grad = if pulls_score { Grad::Record } else { Grad::Skip };
-    let (looked, size) = checked.look(config, args.samples, grad);
-    found.look(looked);
+    let (findings_of_look, size) = checked.look(config, args.samples, grad_of_score(&registry, config));
+    found.prepend(findings_of_look);
     list_data(config, &mut found);
     let size = match size {
         Some(size) => Some(size),
@@ -128,6 +99,52 @@ pub fn check(args: Check) -> Result<()> {
         false => found.note("no estimate without the model's files"),
     }
     found.end()
+}
+
+/// Whether the reward is tried with its gradient: if the algorithm back-propagates its score.
+fn grad_of_score(registry: &Registry, config: &RunConfig) -> Grad {
+    let passes = registry.passes(&config.algo.name, &config.algo.options);
+    let pulls_score = passes.is_ok_and(|passes| {
+        let [_, videos_with_gradient] = passes.decoded();
+        videos_with_gradient > 0
+    });
+    if pulls_score { Grad::Record } else { Grad::Skip }
+}
+
+/// Lists the components, the devices, the ranks and the directory of the run. `unusable` is the error of opening the
+/// run's devices on this machine, if there is one.
+fn list_run(
+    config: &RunConfig,
+    machine: &MachineArgs,
+    unusable: Option<Error>,
+    directory: Result<PathBuf>,
+    checked: &Checked,
+    found: &mut Findings,
+) -> Result<()> {
+    found.section("run");
+    let names = [("", &config.algo.name), (" of ", &config.model.name), (" by ", &config.strategy.name)];
+    found.good(names.map(|(word, name)| format!("{word}`{name}`")).concat());
+    found.good(format!("backend `{}`", config.backend));
+    if let Some(error) = unusable {
+        // No problem for a run on another machine (`--on`), which may have the devices.
+        let is_for_other_machine = machine.on.is_some() && Backend::of(&config.backend).is_ok();
+        let why = format!("{}\neverything else is checked on the CPU", error.chain());
+        if is_for_other_machine { found.note(why) } else { found.problem(why) }
+    }
+    found.good(config.training.rate_in_words());
+    if let Some(note) = ranks_note(config, machine)? {
+        found.note(note);
+    }
+    match directory {
+        Ok(dir) => {
+            found.good(format!("writes to {}", dir.display()));
+            if let Some(shortage) = disk_shortage(config, checked, &dir) {
+                if machine.on.is_some() { found.note(shortage) } else { found.problem(shortage) }
+            }
+        }
+        Err(error) => found.problem(error.chain()),
+    }
+    Ok(())
 }
 
 /// The same configuration for the CPU of this machine, on which files, data and rewards of a run for another machine
@@ -161,18 +178,18 @@ fn ranks_note(config: &RunConfig, args: &MachineArgs) -> Result<Option<String>> 
 
 /// The problem if the checkpoints of the run do not fit on the disk of its directory.
 fn disk_shortage(config: &RunConfig, checked: &Checked, dir: &Path) -> Option<String> {
-    let (each, steps, free) = (checked.checkpoint_bytes?, checked.steps?, files::free_bytes(dir)?);
+    let (checkpoint_bytes, steps, free) = (checked.checkpoint_bytes?, checked.steps?, files::free_bytes(dir)?);
     let written = if config.save_steps == 0 { 1 } else { steps.div_ceil(config.save_steps) };
     // One more than is kept: the oldest is deleted once the newest is written.
     let kept = config.max_ckpt_to_keep.map_or(written, |keep| written.min(keep as u64 + 1));
-    let all = each.saturating_mul(kept);
-    (all > free).then(|| {
+    let all_bytes = checkpoint_bytes.saturating_mul(kept);
+    (all_bytes > free).then(|| {
         format!(
             "{} of {} take {}, and the disk of {} has {} left: another `output_dir`, `save_steps` above {}, or \
              `max_ckpt_to_keep`",
             counted(kept, "checkpoint"),
-            in_words(each as usize),
-            in_words(all as usize),
+            in_words(checkpoint_bytes as usize),
+            in_words(all_bytes as usize),
             dir.display(),
             in_words(free as usize),
             config.save_steps
@@ -183,13 +200,13 @@ fn disk_shortage(config: &RunConfig, checked: &Checked, dir: &Path) -> Option<St
 /// Lists data, environment, references and evaluated clips.
 fn list_data(config: &RunConfig, found: &mut Findings) {
     found.section("data");
-    found.queued("data");
+    found.print_queued("data");
     found.section("env");
     config.env.iter().for_each(|env| found.good(format!("environment `{}`", env.name)));
-    found.queued("env");
+    found.print_queued("env");
     for section in ["reward", "evaluation"] {
         found.section(section);
-        found.queued(section);
+        found.print_queued(section);
     }
 }
 
@@ -216,7 +233,7 @@ fn list_needs(
     });
     match planned {
         Ok((machine, needs)) => {
-            let memory_is_known = args.on.is_some() || args.memory.is_some() || on_the_host(config);
+            let memory_is_known = args.on.is_some() || args.memory.is_some() || computes_in_host_memory(config);
             memory(&needs, &machine, memory_is_known, found);
             time(&needs, steps, found);
             if let Some(note) = cpu_note(config, args.on.as_deref(), &needs) {
@@ -232,13 +249,13 @@ fn list_needs(
 
 /// A note if a run computes on the CPU although it should not: `on` names a machine with GPUs, or the model is large.
 fn cpu_note(config: &RunConfig, on: Option<&str>, needs: &Needs) -> Option<String> {
-    if !on_the_host(config) {
+    if !computes_in_host_memory(config) {
         return None;
     }
     let parameters = needs.facts.get("parameters").copied().unwrap_or_default();
     let why = match on {
         Some(on) => format!("`--on {on}` names GPUs"),
-        None if parameters > LARGE => format!("the model has {:.1} billion parameters", parameters / 1e9),
+        None if parameters > LARGE_MODEL => format!("the model has {:.1} billion parameters", parameters / 1e9),
         None => return None,
     };
     Some(format!(
@@ -256,13 +273,13 @@ pub fn estimated(loaded: &LoadedConfig, registry: &Registry) -> Option<String> {
     if let Some(note) = cpu_note(config, None, &needs) {
         tracing::warn!("{note}");
     }
-    let [device, host] = totals(&needs);
+    let [device, host] = peak_gigabytes(&needs);
     let seconds: f64 = needs.time.iter().map(|phase| phase.seconds).sum();
     // Ranks that are threads share the memory of their process.
     let (bytes_of_rank, _) = needs.peak(|item| item.device + item.host);
     let gigabytes_of_process = gigabytes(bytes_of_rank) * ranks::of_process(config, process().as_ref()) as f64;
     let each = if process().world_size() > 1 { " for each rank" } else { "" };
-    let memory = match on_the_host(config) {
+    let memory = match computes_in_host_memory(config) {
         true => format!("{gigabytes_of_process:.1} of {:.1} GB{each}", machine.memory / 1e9),
         false => format!("{device:.1} GB on the device, {host:.1} GB of host memory"),
     };
@@ -275,7 +292,7 @@ pub fn estimated(loaded: &LoadedConfig, registry: &Registry) -> Option<String> {
 }
 
 /// Whether the device computes in the memory of this machine, as a CPU does.
-fn on_the_host(config: &RunConfig) -> bool {
+fn computes_in_host_memory(config: &RunConfig) -> bool {
     Backend::of(&config.backend).is_ok_and(|backend| !backend.is_numbered())
 }
 
@@ -300,8 +317,8 @@ fn memory(needs: &Needs, machine: &PlannedMachine, is_known: bool, found: &mut F
         let host = if item.host > 0 { format!(", {} of host memory", in_words(item.host)) } else { String::new() };
         found.good(format!("{:<28} {:>11}{host}", item.label(), in_words(item.device)));
     }
-    let need = needed(needs, machine);
-    let [device, _] = totals(needs);
+    let need = needed_gigabytes(needs, machine);
+    let [device, _] = peak_gigabytes(needs);
     let have = machine.memory / 1e9;
     let place = format!("on each device of {}, for {}", machine.name, needs.work);
     match (is_known, need <= have) {

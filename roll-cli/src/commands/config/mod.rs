@@ -14,6 +14,7 @@ pub use template::inline;
 use crate::args::{Config, KeyValue, ReferenceFormat};
 use crate::configuration::Configuration;
 
+/// Prints the reference, a template, or the resolved configuration.
 pub fn config(args: Config) -> Result<()> {
     let steps = args.steps.map(|n| KeyValue { key: "steps", value: n.to_string(), origin: "--steps" });
     let configuration = Configuration::read(&args.config, steps.as_slice())?;
@@ -42,6 +43,7 @@ pub fn config(args: Config) -> Result<()> {
     Ok(())
 }
 
+/// The error about a `key` that the reference does not have. `near` is a similar one.
 fn unknown(key: &str, near: Option<String>) -> Error {
     let hint = match near {
         Some(near) => format!("did you mean `{near}`?"),

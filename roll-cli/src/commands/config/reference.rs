@@ -81,6 +81,7 @@ fn default(key: &Key, most: Option<usize>) -> String {
     }
 }
 
+/// The text with a capital as its first letter.
 fn capital(text: &str) -> String {
     let mut chars = text.chars();
     chars.next().map(|first| first.to_uppercase().chain(chars).collect()).unwrap_or_default()

@@ -12,7 +12,9 @@ use super::reference::wrapped;
 /// Columns of a line.
 const COLUMNS: usize = 100;
 /// Columns of indentation of each level of keys.
-const LEVEL: usize = 2;
+const INDENT: usize = 2;
+/// The beginning of a comment.
+const COMMENT_MARK: &str = "# ";
 
 /// The configuration as YAML, which `--config` takes.
 pub fn template(loaded: &LoadedConfig, sections: &[Section]) -> Result<String> {
@@ -28,8 +30,8 @@ pub fn template(loaded: &LoadedConfig, sections: &[Section]) -> Result<String> {
     let (plain, nested): (Map<_, _>, Map<_, _>) = whole.into_iter().partition(|(_, value)| !holds_keys(value));
     // Plain values come before sections: after one, a person would take them for keys of the section.
     let top = MapContext { key: "", indent: 0, component: None };
-    writer.map(&top, &plain);
-    writer.map(&top, &nested);
+    writer.write_map(&top, &plain);
+    writer.write_map(&top, &nested);
     Ok(text)
 }
 
@@ -42,6 +44,7 @@ fn holds_keys(value: &Json) -> bool {
     }
 }
 
+/// Writes the template.
 struct Writer<'a> {
     sections: &'a [Section],
     /// Keys of values that are not left at their default.
@@ -69,7 +72,7 @@ struct ComponentAt<'a> {
 
 impl<'a> Writer<'a> {
     /// Writes the keys of a map, each after its documentation.
-    fn map(&mut self, context: &MapContext<'_>, map: &Map<String, Json>) {
+    fn write_map(&mut self, context: &MapContext<'_>, map: &Map<String, Json>) {
         let mut entries: Vec<_> = map.iter().collect();
         if context.component.is_some() {
             // In the tree the keys that were set come first. Here `name` comes first, and then all options in the order
@@ -79,14 +82,14 @@ impl<'a> Writer<'a> {
         for (name, value) in entries {
             let key = if context.key.is_empty() { name.clone() } else { format!("{}.{name}", context.key) };
             let sections = self.sections;
-            let documented = self.key(context, &key);
+            let documented = self.documentation(context, &key);
             if context.indent == 0 {
                 self.text.push('\n');
             }
             if let Some(documented) = documented {
-                self.about(context.indent, documented);
+                self.write_documentation(context.indent, documented);
             } else if let Some(section) = sections.iter().find(|s| s.name == *name && s.component.is_none()) {
-                self.comment(context.indent, &section.about);
+                self.write_comment(context.indent, &section.about);
             }
             let is_name_of_component = context.component.is_some_and(|c| c.key == context.key) && name == "name";
             // A key that is not active is commented out. A component needs its name.
@@ -98,33 +101,33 @@ impl<'a> Writer<'a> {
                 Json::Object(inner) if !inner.is_empty() && (documented.is_none() || own_component.is_some()) => {
                     // A section is not commented out: with all of its keys commented out, it has no effect.
                     let mark = if context.indent == 0 { "" } else { mark };
-                    self.line(context.indent, &format!("{mark}{name}:"));
+                    self.write_line(context.indent, &format!("{mark}{name}:"));
                     let component = own_component.or(context.component);
-                    self.map(&MapContext { key: &key, indent: context.indent + LEVEL, component }, inner);
+                    self.write_map(&MapContext { key: &key, indent: context.indent + INDENT, component }, inner);
                 }
                 // A list whose entries are maps.
                 Json::Array(items) if items.iter().any(Json::is_object) && is_active => {
-                    self.line(context.indent, &format!("{name}:"));
+                    self.write_line(context.indent, &format!("{name}:"));
                     for (i, item) in items.iter().enumerate() {
-                        self.item(&format!("{key}.{i}"), context.indent + LEVEL, item);
+                        self.write_item(&format!("{key}.{i}"), context.indent + INDENT, item);
                     }
                 }
                 // Any other value, on the line of its key.
-                value => self.line(context.indent, &format!("{mark}{name}: {}", inline(value))),
+                value => self.write_line(context.indent, &format!("{mark}{name}: {}", inline(value))),
             }
         }
     }
 
     /// Writes an entry of a list: a component with its options, or any other value on one line.
-    fn item(&mut self, key: &str, indent: usize, item: &Json) {
+    fn write_item(&mut self, key: &str, indent: usize, item: &Json) {
         let (Json::Object(map), component @ Some(_)) = (item, component(key, item)) else {
-            return self.line(indent, &format!("- {}", inline(item)));
+            return self.write_line(indent, &format!("- {}", inline(item)));
         };
         let name = map.get("name").map(inline).unwrap_or_default();
-        self.line(indent, &format!("- name: {name}"));
+        self.write_line(indent, &format!("- name: {name}"));
         let mut options = map.clone();
         options.retain(|name, _| name != "name");
-        self.map(&MapContext { key, indent: indent + LEVEL, component }, &options);
+        self.write_map(&MapContext { key, indent: indent + INDENT, component }, &options);
     }
 
     /// The position of an option among those of its component.
@@ -137,7 +140,7 @@ impl<'a> Writer<'a> {
 
     /// The documentation of a key: that of the component around it, if the key is one of its options, or else that of
     /// the sections which every configuration has.
-    fn key(&self, context: &MapContext<'_>, key: &str) -> Option<&'a Key> {
+    fn documentation(&self, context: &MapContext<'_>, key: &str) -> Option<&'a Key> {
         let sections: &'a [Section] = self.sections;
         let of_component = context.component.and_then(|component| {
             let option = general(key.strip_prefix(component.key)?.trim_start_matches('.'));
@@ -153,21 +156,22 @@ impl<'a> Writer<'a> {
         of_component.or_else(|| of_sections.into_iter().find(|documented| documented.name == general_key))
     }
 
-    fn about(&mut self, indent: usize, key: &Key) {
-        self.comment(indent, &key.about);
-        self.comment(indent, &format!("({})", key.values));
+    /// Writes the documentation of a key.
+    fn write_documentation(&mut self, indent: usize, key: &Key) {
+        self.write_comment(indent, &key.about);
+        self.write_comment(indent, &format!("({})", key.values));
         for (value, about) in &key.choices {
-            self.comment(indent, &format!("- {value}: {about}"));
+            self.write_comment(indent, &format!("- {value}: {about}"));
         }
     }
 
-    fn comment(&mut self, indent: usize, text: &str) {
-        for line in wrapped(text, COLUMNS - indent - 2) {
-            self.line(indent, format!("# {line}").trim_end());
+    fn write_comment(&mut self, indent: usize, text: &str) {
+        for line in wrapped(text, COLUMNS - indent - COMMENT_MARK.len()) {
+            self.write_line(indent, format!("{COMMENT_MARK}{line}").trim_end());
         }
     }
 
-    fn line(&mut self, indent: usize, text: &str) {
+    fn write_line(&mut self, indent: usize, text: &str) {
         *self.text += &format!("{:indent$}{text}\n", "");
     }
 
@@ -190,11 +194,12 @@ fn component<'a>(key: &'a str, value: &'a Json) -> Option<ComponentAt<'a>> {
 
 /// A value on one line: JSON, which is YAML too; without quotes where plain words need none.
 pub fn inline(value: &Json) -> String {
-    const WORDS: [&str; 9] = ["null", "true", "false", "yes", "no", "on", "off", "y", "n"];
+    // Words that YAML reads as a value other than a text.
+    const RESERVED: [&str; 9] = ["null", "true", "false", "yes", "no", "on", "off", "y", "n"];
     let plain = |text: &str| {
         text.starts_with(|c: char| c.is_ascii_alphabetic() || c == '/')
             && text.chars().all(|c| c.is_ascii_alphanumeric() || "_-./".contains(c))
-            && !WORDS.contains(&text.to_lowercase().as_str())
+            && !RESERVED.contains(&text.to_lowercase().as_str())
     };
     match value {
         Json::String(text) if plain(text) => text.clone(),

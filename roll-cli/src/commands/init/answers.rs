@@ -18,10 +18,12 @@ pub struct Question<'a> {
 }
 
 impl<'a> Question<'a> {
+    /// A question that needs an answer.
     pub fn new(key: &'a str, asks: &'a str, default: impl ToString) -> Self {
         Self { key, asks, default: default.to_string(), without: None }
     }
 
+    /// A question that may be left without an answer. `without` says what this means.
     pub fn optional(key: &'a str, asks: &'a str, without: &'a str) -> Self {
         Self { key, asks, default: String::new(), without: Some(without) }
     }
@@ -138,6 +140,7 @@ impl<'a> Answers<'a> {
             section.component.is_none_or(|(kind, name)| self.text(&format!("{}.name", kind.section())) == name)
         };
         let keys = self.sections.iter().filter(chosen).flat_map(|section| &section.keys);
+        // `reward.N.name` is asked for as `reward.name`.
         keys.into_iter().find(|known| known.name.replacen(".N.", ".", 1) == key)
     }
 
@@ -241,6 +244,7 @@ impl<'a> Answers<'a> {
     }
 }
 
+/// The context of errors about a value of `--set`.
 fn in_arguments(key: &str, text: &str) -> String {
     format!("reading `--set {key}={text}`")
 }

@@ -39,8 +39,15 @@ const STEPS: [(&str, u64); 7] = [
     ("dpo", 500),
 ];
 
+/// Optimizer steps to propose for an algorithm that is not in [`STEPS`], such as one of a plugin.
+const STEPS_OF_OTHERS: u64 = 100;
+/// Number of checkpoints of a run to propose.
+const CHECKPOINTS: u64 = 5;
+
 /// Where a run may compute.
 const PLACES: [&str; 3] = ["this CPU", "one NVIDIA GPU", "several NVIDIA GPUs"];
+/// Position in [`PLACES`] of several GPUs.
+const SEVERAL_GPUS: usize = 2;
 
 /// Answers to propose for options that must be given: component, key, answer.
 const PROPOSED: [(&str, &str, &str); 5] = [
@@ -52,9 +59,9 @@ const PROPOSED: [(&str, &str, &str); 5] = [
 ];
 
 /// Number of trained parameters below which the network is taken for a toy like the demo's.
-const SMALL: usize = 1_000_000;
+const TOY_PARAMETERS: usize = 1_000_000;
 /// Learning rate of the adapter of a toy network, as in the demo.
-const SMALL_RATE: f64 = 1e-3;
+const TOY_LEARNING_RATE: f64 = 1e-3;
 
 pub fn init(args: Init) -> Result<()> {
     let file = &args.file;
@@ -71,7 +78,7 @@ pub fn init(args: Init) -> Result<()> {
         "Written by `roll init`. `roll check {name}{on_machine}` looks at all that it names; \
          `roll config --reference` explains all keys."
     );
-    std::fs::write(file, written::written(&answers, &about)).map_err(Error::file("write", file))?;
+    std::fs::write(file, written::yaml(&answers, &about)).map_err(Error::file("write", file))?;
     println!("\nwrote {name}; checking it as `roll check {name}{on_machine}` does\n");
     let layers = Layers { files: vec![file.clone()], ..Layers::default() };
     let config = ConfigArgs { layers, ..ConfigArgs::default() };
@@ -106,7 +113,7 @@ impl Interview<'_, '_> {
         Ok(place.machine())
     }
 
-    /// Asks for the algorithm, by what it trains.
+    /// Asks what to train, and sets the algorithm for it.
     fn ask_algorithm(&mut self) -> Result<()> {
         list("What do you want to train?", &PURPOSES.map(|(what, _)| what));
         let registry = self.registry;
@@ -122,7 +129,7 @@ impl Interview<'_, '_> {
 
     /// Asks where the run computes, unless `on` (`--on`) names the machine.
     fn ask_place(&mut self, on: Option<String>) -> Result<Place> {
-        let gpu = [Backend::LibTorchCuda, Backend::Cuda].into_iter().find(|backend| backend.usable(0).is_ok());
+        let gpu = [Backend::LibTorchCuda, Backend::Cuda].into_iter().find(|backend| backend.check_usable(0).is_ok());
         let gpu = gpu.unwrap_or(Backend::LibTorchCuda).name();
         let mut place = Place::default();
         if let Some(on) = on {
@@ -137,8 +144,9 @@ impl Interview<'_, '_> {
             // Position in `PLACES`. A backend that is named counts as this machine.
             let mut chosen = 0;
             self.answers.ask(&Question::new("backend", "Number, or name of the backend", 1), |answers, text| {
-                chosen = choice(text, PLACES.len())?.unwrap_or(0);
-                match choice(text, PLACES.len())? {
+                let number = choice(text, PLACES.len())?;
+                chosen = number.unwrap_or(0);
+                match number {
                     Some(0) => Ok(Backend::Flex.name().into()),
                     Some(_) => Ok(gpu.into()),
                     None => {
@@ -147,15 +155,15 @@ impl Interview<'_, '_> {
                     }
                 }
             })?;
-            let (computes_on_gpus, computes_on_several) = (chosen > 0, chosen == 2);
+            let (computes_on_gpus, computes_on_several) = (chosen > 0, chosen == SEVERAL_GPUS);
             if computes_on_gpus {
-                let ask = Question::new("--memory", "GB of memory of each GPU", 80);
-                let gigabytes = self.answers.answer(&ask, |_, text| positive(text))?;
+                let question = Question::new("--memory", "GB of memory of each GPU", 80);
+                let gigabytes = self.answers.answer(&question, |_, text| positive(text))?;
                 place = Place { devices: 1, gigabytes: gigabytes.unwrap_or_default() };
             }
             if computes_on_several {
-                let ask = Question::new("ranks", "Number of GPUs", 8);
-                self.answers.ask(&ask, |answers, text| answers.value("ranks", text))?;
+                let question = Question::new("ranks", "Number of GPUs", 8);
+                self.answers.ask(&question, |answers, text| answers.value("ranks", text))?;
                 let ranks = self.answers.get("ranks").and_then(Json::as_u64).unwrap_or(1);
                 place.devices = ranks as usize;
             }
@@ -176,10 +184,10 @@ impl Interview<'_, '_> {
             "the demo's small model and its data",
         );
         let registry = self.registry;
-        let mut trained = 0;
+        let mut trained_parameters = 0;
         let is_named = self.answers.ask(&question, |answers, text| {
             let value = answers.value("model.model_path", text)?;
-            trained = open_model(registry, answers, Some(("model_path", &value)))?.parameter_count();
+            trained_parameters = open_model(registry, answers, Some(("model_path", &value)))?.parameter_count();
             Ok(value)
         })?;
         if !is_named {
@@ -206,7 +214,7 @@ impl Interview<'_, '_> {
             let unseen = Question::optional("algo.val_data", unseen, "no measurement");
             self.answers.ask(&unseen, |answers, text| file(answers, "algo.val_data", text))?;
         }
-        Ok(Some(trained))
+        Ok(Some(trained_parameters))
     }
 
     /// Asks for a component of `kind` until `make` makes it: for its name, for options without a default, and again for
@@ -268,17 +276,18 @@ impl Interview<'_, '_> {
         self.answers.ask(&question, |answers, text| answers.value(key, text)).map(drop)
     }
 
-    /// Asks for the number of steps, the learning rate of `trained` parameters, and the steps between checkpoints.
-    fn ask_length(&mut self, algorithm: &str, trained: usize) -> Result<()> {
-        let proposed_steps = STEPS.iter().find(|(name, _)| *name == algorithm).map_or(100, |(_, steps)| *steps);
+    /// Asks for the number of steps, the learning rate, and the steps between checkpoints.
+    fn ask_length(&mut self, algorithm: &str, trained_parameters: usize) -> Result<()> {
+        let proposed_steps =
+            STEPS.iter().find(|(name, _)| *name == algorithm).map_or(STEPS_OF_OTHERS, |(_, steps)| *steps);
         self.ask_value("steps", "Optimizer steps", proposed_steps)?;
         let rate_of_algorithm = self.registry.find(Kind::Algorithm, algorithm)?.learning_rate;
         let default_rate = rate_of_algorithm.unwrap_or_else(|| TrainingConfig::default().learning_rate);
-        let proposed_rate = if trained < SMALL { SMALL_RATE } else { default_rate };
+        let proposed_rate = if trained_parameters < TOY_PARAMETERS { TOY_LEARNING_RATE } else { default_rate };
         self.ask_value("training.learning_rate", "Learning rate of the adapter", format!("{proposed_rate:e}"))?;
         let steps = self.answers.get("steps").and_then(Json::as_u64).unwrap_or(proposed_steps);
-        self.ask_value("save_steps", "Steps between checkpoints", steps.div_ceil(5).max(1))?;
-        // An answer to any of these questions means that the run is evaluated: it is evaluated with every checkpoint.
+        self.ask_value("save_steps", "Steps between checkpoints", steps.div_ceil(CHECKPOINTS).max(1))?;
+        // A run with an answer to one of these questions is evaluated. It is evaluated with every checkpoint.
         let evaluated_on = ["evaluation.metadata", "evaluation.prompts", "algo.val_data"];
         if evaluated_on.iter().any(|key| self.answers.get(key).is_some()) {
             let every = self.answers.get("save_steps").cloned().unwrap_or_default();
@@ -357,6 +366,7 @@ fn choice(text: &str, most: usize) -> Result<Option<usize>> {
     }
 }
 
+/// Parses a number above 0.
 fn positive(text: &str) -> Result<f64> {
     let number = text.parse().ok().filter(|number: &f64| number.is_finite() && *number > 0.0);
     number.ok_or_else(|| Error::Unsupported(format!("expected a number above 0, found `{text}`")))

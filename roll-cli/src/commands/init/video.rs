@@ -17,20 +17,22 @@ use super::{Interview, Place, context, open_model};
 /// in few steps only if it is distilled.
 const PUBLISHED: f64 = 1e9;
 /// At most this many clips are probed for their size and length.
-const CLIPS: usize = 500;
+const MAX_PROBED: usize = 500;
 /// `[height, width]` that is proposed for prompts without clips. Sizes with more pixels are not proposed.
-const SIZE: [usize; 2] = [480, 832];
+const PROPOSED_SIZE: [usize; 2] = [480, 832];
 /// The most frames that are proposed: five seconds of Wan.
-const FRAMES: usize = 81;
-/// Number of clips in an evaluation.
-const EVALUATED: u64 = 8;
+const MAX_FRAMES: usize = 81;
+/// At most this many clips are proposed for an evaluation.
+const MAX_EVALUATED: u64 = 8;
 /// Videos in a step of Reward-FL, over all ranks.
-const BATCH: usize = 8;
+const VIDEOS_PER_STEP: usize = 8;
+/// Rank of the trained LoRA of a published model.
+const LORA_RANK: u64 = 32;
 /// The option of [`open_model`] if only the answers so far count.
 const NO_FURTHER_OPTION: Option<(&str, &Json)> = None;
 
 /// Facts of the model from the headers of its files.
-struct Files {
+struct ModelFacts {
     /// Number of parameters of all experts.
     parameters: f64,
     experts: usize,
@@ -40,7 +42,7 @@ struct Files {
 
 /// Facts of the rows of the data.
 #[derive(Default)]
-struct Clips {
+struct DataFacts {
     /// Height and width of most clips; `None` without clips.
     size: Option<[usize; 2]>,
     /// Median number of frames; 0 without clips.
@@ -54,24 +56,26 @@ impl Interview<'_, '_> {
     pub(super) fn ask_video_model(&mut self, algorithm: &str, place: &Place) -> Result<Option<usize>> {
         let Some(files) = self.ask_model_files()? else { return Ok(None) };
         let unit = self.ask_tokenizer(&files)?;
-        let on_clips = algorithm == "flow_matching";
+        let trains_on_clips = algorithm == "flow_matching";
         if files.parameters > PUBLISHED {
             self.set_published(algorithm, &files, place)?;
         }
-        let clips = self.ask_data(on_clips, unit)?;
-        if !on_clips {
-            self.ask_reward(algorithm, &clips)?;
+        let data = self.ask_data(trains_on_clips, unit)?;
+        if !trains_on_clips {
+            self.ask_reward(algorithm, &data)?;
         }
-        self.ask_evaluation(unit)?;
+        self.ask_evaluated_clips()?;
+        self.ask_sample_prompts(unit)?;
         if algorithm == "reward_fl" {
-            self.answers.put("training.gradient_accumulation_steps", (BATCH / place.devices.max(1)).max(1))?;
+            self.answers
+                .put("training.gradient_accumulation_steps", (VIDEOS_PER_STEP / place.devices.max(1)).max(1))?;
         }
         let model = open_model(self.registry, self.answers, NO_FURTHER_OPTION)?;
         Ok(Some(model.parameter_count()))
     }
 
     /// Asks for the files of the model. `None` without an answer, which means the demo.
-    fn ask_model_files(&mut self) -> Result<Option<Files>> {
+    fn ask_model_files(&mut self) -> Result<Option<ModelFacts>> {
         const HUB: &str = "model.model_id_with_origin_paths";
         let (key, asks) = match self.answers.is_given(HUB) {
             true => (HUB, "Published files"),
@@ -85,7 +89,7 @@ impl Interview<'_, '_> {
             let count = |shapes: BTreeMap<String, Vec<usize>>| -> f64 {
                 shapes.values().map(|shape| shape.iter().map(|n| *n as f64).product::<f64>()).sum()
             };
-            found = Some(Files {
+            found = Some(ModelFacts {
                 parameters: files.experts().map(|(_, file)| count(file.shapes())).sum(),
                 experts: files.experts().count(),
                 has_tokenizer: files.tokenizer.is_some(),
@@ -98,7 +102,7 @@ impl Interview<'_, '_> {
 
     /// Asks for the tokenizer, unless it lies beside the weights or the model has no text encoder. Opens the model, and
     /// returns the unit of which heights and widths must be multiples.
-    fn ask_tokenizer(&mut self, files: &Files) -> Result<VideoUnit> {
+    fn ask_tokenizer(&mut self, files: &ModelFacts) -> Result<VideoUnit> {
         const KEY: &str = "model.tokenizer_path";
         let registry = self.registry;
         let mut unit = VideoUnit::default();
@@ -124,8 +128,9 @@ impl Interview<'_, '_> {
         Ok(unit)
     }
 
-    /// Settings of a published model: a LoRA by which it makes videos in four steps, and options that save GPU memory.
-    fn set_published(&mut self, algorithm: &str, files: &Files, place: &Place) -> Result<()> {
+    /// Sets options of a published model: a LoRA by which it makes videos in four steps, and options that save GPU
+    /// memory.
+    fn set_published(&mut self, algorithm: &str, files: &ModelFacts, place: &Place) -> Result<()> {
         const KEY: &str = "model.base_lora";
         let registry = self.registry;
         if algorithm != "flow_matching" {
@@ -150,12 +155,12 @@ impl Interview<'_, '_> {
             self.answers.put("model.use_gradient_checkpointing_offload", true)?;
             self.answers.put("model.weights_dtype", "int8")?;
         }
-        self.answers.put("model.lora_rank", 32)
+        self.answers.put("model.lora_rank", LORA_RANK)
     }
 
     /// Sets the four timesteps that a LoRA such as Lightning's was distilled for, and the options of algorithms that go
     /// with them.
-    fn set_four_steps(&mut self, algorithm: &str, files: &Files) -> Result<()> {
+    fn set_four_steps(&mut self, algorithm: &str, files: &ModelFacts) -> Result<()> {
         self.answers.put("algo.timesteps", json!([1000, 750, 500, 250]))?;
         if algorithm == "reward_fl" {
             self.answers.put("algo.trained_steps", json!({"leap": {"discount": 0.3}}))?;
@@ -170,18 +175,20 @@ impl Interview<'_, '_> {
         Ok(())
     }
 
-    /// Asks for the data, and proposes the size and length that it has.
-    fn ask_data(&mut self, on_clips: bool, unit: VideoUnit) -> Result<Clips> {
-        let mut clips = Clips::default();
+    /// Asks for the data. Then asks for size and length of the videos, and proposes those of the data.
+    fn ask_data(&mut self, trains_on_clips: bool, unit: VideoUnit) -> Result<DataFacts> {
+        let mut data = DataFacts::default();
         let question =
             Question::new("data.metadata", "Table or directory of clips, or text file of prompts", "data.csv");
         self.answers.ask(&question, |answers, text| {
-            clips = look(text, on_clips)?;
+            data = look(text, trains_on_clips)?;
             answers.value("data.metadata", text)
         })?;
-        let size = clips.size.and_then(|size| target_size(size, SIZE[0] * SIZE[1], [unit.height, unit.width]).ok());
-        let [height, width] = size.unwrap_or(SIZE);
-        let frames = unit.frames_within(if clips.frames > 0 { clips.frames.min(FRAMES) } else { FRAMES });
+        let size = data
+            .size
+            .and_then(|size| target_size(size, PROPOSED_SIZE[0] * PROPOSED_SIZE[1], [unit.height, unit.width]).ok());
+        let [height, width] = size.unwrap_or(PROPOSED_SIZE);
+        let frames = unit.frames_within(if data.frames > 0 { data.frames.min(MAX_FRAMES) } else { MAX_FRAMES });
         let sides = [
             ("data.height", "Height of the videos in pixels", height, unit.height),
             ("data.width", "Width of the videos in pixels", width, unit.width),
@@ -196,14 +203,14 @@ impl Interview<'_, '_> {
             })?;
         }
         self.ask_value("data.num_frames", "Frames of a video", frames)?;
-        Ok(clips)
+        Ok(data)
     }
 
     /// Asks for a reward that the algorithm and the data allow.
-    fn ask_reward(&mut self, algorithm: &str, clips: &Clips) -> Result<()> {
+    fn ask_reward(&mut self, algorithm: &str, data: &DataFacts) -> Result<()> {
         let needs_gradient = algorithm == "reward_fl";
-        let mut compares = false;
-        let default = if clips.all_have_clips || clips.all_have_pictures { "insightface" } else { "motion" };
+        let mut reads_reference = false;
+        let default = if data.all_have_clips || data.all_have_pictures { "insightface" } else { "motion" };
         self.ask_component(Kind::Reward, default, |registry, name, options, context| {
             let reward = registry.reward(name, options, context)?;
             if needs_gradient && !reward.differentiable() {
@@ -213,8 +220,8 @@ impl Interview<'_, '_> {
                 );
                 return Err(Error::config("reward.name", problem));
             }
-            compares = reward.reads_reference();
-            if compares && !clips.all_have_clips && !clips.all_have_pictures {
+            reads_reference = reward.reads_reference();
+            if reads_reference && !data.all_have_clips && !data.all_have_pictures {
                 let problem = format!(
                     "the reward `{name}` compares with a clip or a picture, and rows of `data.metadata` have none: \
                      choose another"
@@ -223,30 +230,34 @@ impl Interview<'_, '_> {
             }
             Ok(())
         })?;
-        if compares && !clips.all_have_clips {
+        if reads_reference && !data.all_have_clips {
             self.answers.put("algo.reference", "image")?;
         }
         Ok(())
     }
 
-    /// Asks for clips and prompts that show the progress.
-    fn ask_evaluation(&mut self, unit: VideoUnit) -> Result<()> {
-        let (metadata, prompts) = ("evaluation.metadata", "evaluation.prompts");
-        let on_clips = self.answers.text("algo.name") == "flow_matching";
+    /// Asks for clips that measure the progress.
+    fn ask_evaluated_clips(&mut self) -> Result<()> {
+        const KEY: &str = "evaluation.metadata";
+        let trains_on_clips = self.answers.text("algo.name") == "flow_matching";
         let mut rows = 0;
-        let question = Question::optional(
-            metadata,
-            "Clips or prompts that are not trained on, to measure progress",
-            "no measurement",
-        );
+        let question =
+            Question::optional(KEY, "Clips or prompts that are not trained on, to measure progress", "no measurement");
         self.answers.ask(&question, |answers, text| {
-            look(text, on_clips)?;
+            look(text, trains_on_clips)?;
             rows = Metadata::open(&data_config(text))?.rows.len();
-            answers.value(metadata, text)
+            answers.value(KEY, text)
         })?;
-        if rows as u64 > EVALUATED {
-            self.answers.put("evaluation.samples", EVALUATED)?;
+        if rows as u64 > MAX_EVALUATED {
+            self.answers.put("evaluation.samples", MAX_EVALUATED)?;
         }
+        Ok(())
+    }
+
+    /// Asks for prompts whose videos show the progress, and for a picture if the model needs one. `unit` says which
+    /// numbers of frames the model takes.
+    fn ask_sample_prompts(&mut self, unit: VideoUnit) -> Result<()> {
+        const KEY: &str = "evaluation.prompts";
         let size = ["data.height", "data.width"].map(|key| self.answers.get(key).and_then(Json::as_u64).unwrap_or(0));
         let size = size.map(|side| side as usize);
         let frames = self.answers.get("data.num_frames").and_then(Json::as_u64).unwrap_or(1) as usize;
@@ -259,14 +270,14 @@ impl Interview<'_, '_> {
             model.as_diffusion().map_or(Ok(()), |model| model.check_input(&input))
         };
         let question = Question::optional(
-            prompts,
+            KEY,
             "A prompt whose video shows the progress, or a text file with one a line",
             "no videos of prompts",
         );
         let mut needs_picture = false;
         self.answers.ask(&question, |answers, text| {
             if text.starts_with('[') {
-                return answers.value(prompts, text);
+                return answers.value(KEY, text);
             }
             let texts = match Path::new(text).is_file() {
                 true => Metadata::open(&data_config(text))?.rows.into_iter().map(|row| row.prompt).collect(),
@@ -282,10 +293,10 @@ impl Interview<'_, '_> {
                 check_input("", Some(text))?;
                 Ok(text.to_string())
             })?;
-            let texts = self.answers.get(prompts).and_then(Json::as_array).cloned().unwrap_or_default();
+            let texts = self.answers.get(KEY).and_then(Json::as_array).cloned().unwrap_or_default();
             let with_picture = |text: &Json| json!({"prompt": text, "image": picture});
             let all: Vec<Json> = texts.iter().map(with_picture).collect();
-            self.answers.put(prompts, all)?;
+            self.answers.put(KEY, all)?;
         }
         Ok(())
     }
@@ -298,21 +309,21 @@ fn data_config(path: &str) -> DataConfig {
 
 /// Reads the rows of a table, directory or file of prompts, and the headers of its clips. Prints the number of rows,
 /// and the usual size and length of the clips.
-fn look(path: &str, on_clips: bool) -> Result<Clips> {
+fn look(path: &str, trains_on_clips: bool) -> Result<DataFacts> {
     let config = data_config(path);
     let metadata = Metadata::open(&config)?;
     let rows = metadata.rows.len();
     let with_clip = metadata.rows.iter().filter(|row| row.video.is_some()).count();
-    if on_clips && with_clip < rows {
+    if trains_on_clips && with_clip < rows {
         let problem = format!("`flow_matching` trains on clips, and {} of {rows} rows have none", rows - with_clip);
         return Err(Error::bad_file(path, problem));
     }
-    let mut clips = Clips {
+    let mut data = DataFacts {
         all_have_clips: with_clip == rows,
         all_have_pictures: metadata.rows.iter().all(|row| row.image.is_some()),
-        ..Clips::default()
+        ..DataFacts::default()
     };
-    let probed = metadata.probe_clips(config.decoder, CLIPS);
+    let probed = metadata.probe_clips(config.decoder, MAX_PROBED);
     // If no clip can be read, the error of the first one says why.
     if probed.is_empty()
         && let Some(first) = metadata.rows.iter().find_map(|row| row.video.as_ref())
@@ -321,18 +332,18 @@ fn look(path: &str, on_clips: bool) -> Result<Clips> {
     }
     let mut sizes = BTreeMap::<[usize; 2], usize>::new();
     probed.iter().for_each(|(_, clip)| *sizes.entry(clip.size).or_default() += 1);
-    clips.size = sizes.into_iter().max_by_key(|(_, count)| *count).map(|(size, _)| size);
+    data.size = sizes.into_iter().max_by_key(|(_, count)| *count).map(|(size, _)| size);
     let mut lengths: Vec<usize> = probed.iter().map(|(_, clip)| clip.frames).collect();
     lengths.sort_unstable();
-    clips.frames = lengths.get(lengths.len() / 2).copied().unwrap_or_default();
-    match clips.size {
+    data.frames = lengths.get(lengths.len() / 2).copied().unwrap_or_default();
+    match data.size {
         Some([height, width]) => {
             println!(
                 "  {rows} rows; most clips have {width}x{height} pixels, half of them {} frames or more",
-                clips.frames
+                data.frames
             );
         }
         None => println!("  {rows} prompts"),
     }
-    Ok(clips)
+    Ok(data)
 }

@@ -17,6 +17,8 @@ use subtle::ConstantTimeEq;
 
 /// Request line and headers have at most this many bytes.
 const MAX_HEAD: usize = 8 << 10;
+/// A request has at most this many headers.
+const MAX_HEADERS: usize = 64;
 /// A newcomer's connection ends after this time.
 const HEAD_TIME: Duration = Duration::from_secs(1);
 /// Most newcomers at a time. One more ends the oldest of them, so that strangers who connect and send nothing cannot
@@ -24,8 +26,14 @@ const HEAD_TIME: Duration = Duration::from_secs(1);
 const MAX_NEWCOMERS: usize = 64;
 /// Most connections with the token that are served at a time. Others get the status 503.
 const MAX_CONNECTIONS: usize = 32;
+/// The bytes that a reader sends besides its request are read until this time after the beginning of the answer.
+const CLOSE_TIME: Duration = Duration::from_secs(1);
+/// Bytes of a part of an answer.
+const PART: usize = 64 << 10;
 /// The reader must take each part of the answer within this time.
 const PART_TIME: Duration = Duration::from_secs(5);
+/// Time before the next connection is accepted after one could not be.
+const RETRY_TIME: Duration = Duration::from_millis(50);
 /// The reader must take the whole answer within this time. It is long, because a clip may go through a slow tunnel.
 const ANSWER_TIME: Duration = Duration::from_secs(600);
 
@@ -135,7 +143,7 @@ pub struct Access {
 impl Access {
     /// Parses the head of a request and checks host, token and origin. The error is the HTTP status that refuses it.
     fn admit(&self, head: &[u8]) -> Result<Request, u16> {
-        let mut headers = [httparse::EMPTY_HEADER; 64];
+        let mut headers = [httparse::EMPTY_HEADER; MAX_HEADERS];
         let mut parsed = httparse::Request::new(&mut headers);
         match parsed.parse(head) {
             Ok(httparse::Status::Complete(_)) => {}
@@ -219,6 +227,7 @@ impl Drop for Place<'_> {
     }
 }
 
+/// The state that the threads of all connections share.
 struct Server<F> {
     access: Access,
     answer: F,
@@ -240,7 +249,7 @@ pub fn serve(
         let accepted = listener.accept().and_then(|(stream, _)| Ok((stream.try_clone()?, stream)));
         let Ok((handle, stream)) = accepted else {
             // Too many files are open, for example.
-            std::thread::sleep(Duration::from_millis(50));
+            std::thread::sleep(RETRY_TIME);
             continue;
         };
         server.newcomers.add(number, handle);
@@ -265,7 +274,7 @@ impl<F: Fn(&Request) -> Response> Server<F> {
                     None => Response::text(503, "too many connections\n"),
                 };
                 // Fails if the browser has closed the connection.
-                let _ = send(stream, response, Some(&request), Instant::now() + HEAD_TIME);
+                let _ = send(stream, response, Some(&request), Instant::now() + CLOSE_TIME);
             }
             Err(status) => {
                 let reason = match status {
@@ -310,8 +319,8 @@ fn read_before(stream: &mut TcpStream, buffer: &mut [u8], deadline: Instant) -> 
 
 /// Sends the answer to `request`, without its body if the request is `HEAD`. `request` is `None` if it was refused.
 ///
-/// Then reads the bytes that still come until the reader closes the connection, at most until `deadline`. Closing a
-/// connection with unread bytes would reset it, and the reader might lose the answer.
+/// Then reads the bytes that still arrive, until the reader closes the connection or the `deadline` passes. A
+/// connection that is closed with unread bytes would be reset, and the reader might lose the answer.
 fn send(mut stream: TcpStream, response: Response, request: Option<&Request>, deadline: Instant) -> io::Result<()> {
     let answer_deadline = Instant::now() + ANSWER_TIME;
     stream.set_write_timeout(Some(PART_TIME))?;
@@ -330,10 +339,10 @@ fn send(mut stream: TcpStream, response: Response, request: Option<&Request>, de
             false => stream.write_all(bytes),
         };
         match response.body {
-            Body::Text(text) | Body::Page(text, _) => text.as_bytes().chunks(1 << 16).try_for_each(&mut write)?,
+            Body::Text(text) | Body::Page(text, _) => text.as_bytes().chunks(PART).try_for_each(&mut write)?,
             Body::Video(mut file) => {
                 file.seek(SeekFrom::Start(sent.start))?;
-                let (mut bytes, mut buffer) = (file.take(sent.end - sent.start), vec![0; 1 << 16]);
+                let (mut bytes, mut buffer) = (file.take(sent.end - sent.start), vec![0; PART]);
                 loop {
                     match bytes.read(&mut buffer)? {
                         0 => break,
@@ -344,10 +353,10 @@ fn send(mut stream: TcpStream, response: Response, request: Option<&Request>, de
         }
     }
     stream.shutdown(Shutdown::Write)?;
-    let mut rest = [0; 1024];
-    // At most 64 KiB.
+    let mut unread = [0; 1024];
+    // At most 64 KiB are read.
     for _ in 0..64 {
-        if read_before(&mut stream, &mut rest, deadline)? == 0 {
+        if read_before(&mut stream, &mut unread, deadline)? == 0 {
             break;
         }
     }
@@ -391,7 +400,7 @@ mod tests {
         ] {
             assert_eq!(refusal(line, &[host]), expected, "{line} {host}");
         }
-        assert_eq!(refusal("GET /?token=5ec3e7", &["a: b"; 65]), 431);
+        assert_eq!(refusal("GET /?token=5ec3e7", &["a: b"; MAX_HEADERS + 1]), 431);
         assert_eq!(access().admit(b"\xff\xfe\r\n\r\n").err(), Some(400));
     }
 

@@ -32,8 +32,9 @@ enum Process {}
 
 /// The page is made at most once in this time.
 const PAUSE: Duration = Duration::from_secs(1);
-/// At most 1 / `SHARE` of the time of one core goes into making the page; the run needs the rest.
-const SHARE: u32 = 20;
+/// After a page was made, the next one is made at the earliest after this many times the time that it took. The run
+/// needs the rest of the core.
+const PAUSE_FACTOR: u32 = 20;
 
 /// Serves the page until the process ends.
 pub fn watch(args: Watch) -> Result<()> {
@@ -61,11 +62,11 @@ pub fn watch(args: Watch) -> Result<()> {
         named: args.runs.into_iter().map(|path| NamedDirectory { path, is_found: false }).collect(),
         version: String::new(),
         html: "".into(),
-        next: Instant::now(),
+        next_page_at: Instant::now(),
         stopped: Vec::new(),
     });
     state.lock().unwrap_or_else(PoisonError::into_inner).look_for_runs();
-    let watched = Watched { control: args.control, voting, token: access.token.clone(), nonce: random(), state };
+    let watched = Watched { can_stop_runs: args.control, voting, token: access.token.clone(), nonce: random(), state };
     http::serve(&listener, access, move |request| watched.answer(request))
 }
 
@@ -77,7 +78,7 @@ fn random() -> String {
 /// The watched runs and their page.
 struct Watched {
     /// Whether the page may stop runs.
-    control: bool,
+    can_stop_runs: bool,
     /// Path of the page on which people vote, if it is served.
     voting: Option<String>,
     /// The secret of the page's address, and of the addresses of its videos.
@@ -97,12 +98,12 @@ struct State {
     version: String,
     html: Arc<str>,
     /// The page is not made anew before this time.
-    next: Instant,
+    next_page_at: Instant,
     /// The processes that were asked to stop.
     stopped: Vec<Process>,
 }
 
-/// A directory that an argument names: that of a run, or of several.
+/// A directory that an argument names: the directory of one run, or of several runs.
 struct NamedDirectory {
     /// Once the directory exists, the path has no links. If a link is moved to another run while the page is open, the
     /// page goes on to show the first run, and its button stops that one.
@@ -136,7 +137,8 @@ impl State {
                 if self.runs.contains(&run) {
                     continue;
                 }
-                // Until its first run begins, a named directory is listed in `runs` itself: the run takes its position.
+                // A named directory is itself listed in `runs` until its first run begins. The run then takes its
+                // position.
                 match self.runs.iter_mut().find(|other| **other == named.path) {
                     Some(directory) => *directory = run,
                     None => self.runs.push(run),
@@ -147,6 +149,7 @@ impl State {
 }
 
 impl Watched {
+    /// The answer to an admitted request.
     fn answer(&self, request: &Request) -> Response {
         match (request.method, request.path.as_str()) {
             (Method::Get | Method::Head, path @ ("/" | "/version")) => match self.refreshed() {
@@ -164,7 +167,7 @@ impl Watched {
                 Ok(text) => Response::text(200, &text),
             },
             (Method::Post, "/vote") if self.voting.is_some() => self.vote(request),
-            (Method::Post, "/stop") if self.control => self.stop(request),
+            (Method::Post, "/stop") if self.can_stop_runs => self.stop(request),
             (Method::Post, _) => Response::text(403, "`roll watch --control` can stop runs, and `--vote` takes votes"),
             _ => Response::text(404, "no such page"),
         }
@@ -173,19 +176,19 @@ impl Watched {
     /// The open questions as JSON, see [`votes::next`]. A run has ended if it has its summary and no process writes it.
     fn next_question(&self) -> Result<String> {
         let runs = self.runs();
-        let ended = |run: &PathBuf| {
+        let has_ended = |run: &PathBuf| {
             let has_summary = RunDir::open(run).is_ok_and(|dir| dir.summary_path().exists());
             has_summary && matches!(writer(run, &[]), Writer::Absent | Writer::Unknown)
         };
-        votes::next(&runs, runs.iter().all(ended))
+        votes::next(&runs, runs.iter().all(has_ended))
     }
 
     /// The state with the newest page. The page is made anew if the runs have changed, but not more often than
-    /// [`PAUSE`] and [`SHARE`] allow.
+    /// [`PAUSE`] and [`PAUSE_FACTOR`] allow.
     fn refreshed(&self) -> Result<MutexGuard<'_, State>> {
         let mut state = self.lock();
-        let begun = Instant::now();
-        if begun < state.next {
+        let start = Instant::now();
+        if start < state.next_page_at {
             return Ok(state);
         }
         state.look_for_runs();
@@ -195,13 +198,13 @@ impl Watched {
         (live::version(&state.runs), states_of_writers).hash(&mut hasher);
         let version = format!("{:016x}", hasher.finish());
         if version != state.version {
-            let Self { nonce, control, voting, token, .. } = self;
+            let Self { nonce, can_stop_runs, voting, token, .. } = self;
             let (voting, writers) = (voting.as_deref(), &writers);
-            let live = Live { version: &version, nonce, token, control: *control, voting, writers };
+            let live = Live { version: &version, nonce, token, can_stop_runs: *can_stop_runs, voting, writers };
             state.html = live::page(&state.runs, &live)?.into();
             state.version = version;
         }
-        state.next = Instant::now() + PAUSE.max(SHARE * begun.elapsed());
+        state.next_page_at = Instant::now() + PAUSE.max(PAUSE_FACTOR * start.elapsed());
         Ok(state)
     }
 
@@ -267,7 +270,7 @@ impl Watched {
             Ok(()) => {
                 tracing::info!("{} was asked to stop", run.display());
                 state.stopped.push(process);
-                state.next = Instant::now();
+                state.next_page_at = Instant::now();
                 Response::text(202, "asked to stop")
             }
         }

@@ -9,14 +9,14 @@ use roll_train::results::report::live;
 use serde_json::{Value, json};
 
 /// Most questions in one answer to the page. It shows the second one while the vote on the first can be taken back.
-const QUESTIONS: usize = 2;
+const MAX_QUESTIONS: usize = 2;
 
 /// The oldest open questions of the runs as JSON, with the ids of their clips in the order in which they are shown. The
 /// JSON also has the numbers of votes (`given`), of open questions (`open`), and of questions that will probably come
-/// (`coming`), and whether all runs have `ended`.
-pub fn next(runs: &[PathBuf], ended: bool) -> Result<String> {
+/// (`coming`), and whether all runs have ended (`ended`).
+pub fn next(runs: &[PathBuf], have_ended: bool) -> Result<String> {
     let (mut given, mut coming) = (0, 0);
-    // Time, index of the run, and id of each question.
+    // Time, index of the run, and id of each open question.
     let mut open = Vec::new();
     for (run, path) in runs.iter().enumerate() {
         let questions = Votes(path.clone()).questions()?;
@@ -37,10 +37,10 @@ pub fn next(runs: &[PathBuf], ended: bool) -> Result<String> {
             "reference": question.reference,
         }))
     };
-    let questions = open.iter().take(QUESTIONS).map(show).collect::<Result<Vec<_>>>()?;
-    let coming = if ended { 0 } else { coming };
+    let questions = open.iter().take(MAX_QUESTIONS).map(show).collect::<Result<Vec<_>>>()?;
+    let coming = if have_ended { 0 } else { coming };
     let answer = json!({
-        "given": given, "open": open.len(), "coming": coming, "ended": ended, "questions": questions,
+        "given": given, "open": open.len(), "coming": coming, "ended": have_ended, "questions": questions,
     });
     Ok(answer.to_string())
 }

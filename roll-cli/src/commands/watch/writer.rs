@@ -45,6 +45,7 @@ impl Process {
         // The handle means this process, even if it ends and another one gets its number.
         let process = pidfd_open(self.pid, PidfdFlags::empty()).map_err(failed())?;
         let caught = status(self.pid, "SigCgt").and_then(|mask| u64::from_str_radix(&mask, 16).ok()).unwrap_or(0);
+        // Signal n is bit n - 1 of the mask.
         let catches = caught >> (STOP.as_raw() - 1) & 1 == 1;
         if !(catches && self.writes(run)) {
             return Err(Error::bad_file(run, "no process that could write a checkpoint writes this run"));

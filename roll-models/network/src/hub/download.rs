@@ -30,10 +30,25 @@ const MAX_HASH: usize = 128;
 const MAX_LISTED: usize = 20;
 /// Bytes that are read at a time.
 const CHUNK: usize = 1 << 20;
+/// Waiting time before the first retry. It doubles with each further retry.
+const FIRST_RETRY_WAIT: Duration = Duration::from_millis(400);
 /// Progress is logged for files of at least this size, in bytes.
 const LOGGED_FROM: u64 = 50_000_000;
 /// Name of the file in a model's cache directory that lists the patterns whose download is incomplete.
 const UNFINISHED: &str = ".roll-unfinished";
+
+// Status codes of HTTP.
+const OK: u16 = 200;
+const PARTIAL_CONTENT: u16 = 206;
+const UNAUTHORIZED: u16 = 401;
+const FORBIDDEN: u16 = 403;
+const NOT_FOUND: u16 = 404;
+const REQUEST_TIMEOUT: u16 = 408;
+const RANGE_NOT_SATISFIABLE: u16 = 416;
+const TOO_MANY_REQUESTS: u16 = 429;
+/// The refusals after which a request is repeated. [`RANGE_NOT_SATISFIABLE`] is the answer if a part was longer than
+/// the file; the part has been removed then.
+const WORTH_A_RETRY: [u16; 3] = [REQUEST_TIMEOUT, RANGE_NOT_SATISFIABLE, TOO_MANY_REQUESTS];
 
 type Result<T, E = ureq::Error> = std::result::Result<T, E>;
 
@@ -45,7 +60,7 @@ pub(super) struct Download<'a> {
     /// Patterns that must match at least one file each.
     needed: &'a [&'a str],
     /// Patterns of optional files.
-    also: &'a [&'a str],
+    optional: &'a [&'a str],
     /// The model's directory in the cache.
     repository: PathBuf,
     agent: ureq::Agent,
@@ -72,7 +87,7 @@ impl<'a> Download<'a> {
         cache: &Path,
         model: &'a str,
         needed: &'a [&'a str],
-        also: &'a [&'a str],
+        optional: &'a [&'a str],
     ) -> Self {
         let agent = ureq::Agent::config_builder()
             .http_status_as_error(false)
@@ -83,7 +98,7 @@ impl<'a> Download<'a> {
             .user_agent(concat!("roll/", env!("CARGO_PKG_VERSION")))
             .build()
             .into();
-        Self { remote, model, needed, also, repository: cache.join(repository_name(model)), agent }
+        Self { remote, model, needed, optional, repository: cache.join(repository_name(model)), agent }
     }
 
     /// Returns whether an earlier download of these patterns is incomplete.
@@ -110,21 +125,17 @@ impl<'a> Download<'a> {
         let cached = snapshot(&self.repository);
         let revision = cached.as_deref().and_then(Path::file_name).map_or("main".into(), |name| name.to_string_lossy());
         let (commit, names) = self.list(&revision).map_err(|e| self.failed(self.model, e))?;
-        if let Some(pattern) = self.needed.iter().find(|pattern| !names.iter().any(|name| matches(pattern, name))) {
-            let listed = names[..names.len().min(MAX_LISTED)].join(", ");
-            let Remote { endpoint, .. } = self.remote;
-            let message = format!("the model `{}` at {endpoint} has no file `{pattern}`; it has: {listed}", self.model);
-            return Err(HubError::user(message));
-        }
+        self.check_needed(&names)?;
         let mut unfinished = self.unfinished();
         unfinished.extend(self.needed.iter().map(|pattern| pattern.to_string()));
         if cached.is_none() {
-            // A new snapshot will contain only the files that are requested now, so it is incomplete for all others.
+            // A new snapshot will contain only the files that are requested now. A later request for all files (`**`)
+            // must not take it for complete.
             unfinished.insert("**".into());
         }
         self.write_unfinished(&unfinished).map_err(cache_error)?;
         let snapshot = self.repository.join("snapshots").join(&commit);
-        let is_wanted = |name: &str| self.needed.iter().chain(self.also).any(|pattern| matches(pattern, name));
+        let is_wanted = |name: &str| self.needed.iter().chain(self.optional).any(|pattern| matches(pattern, name));
         for name in names.iter().filter(|name| is_wanted(name) && !snapshot.join(name).exists()) {
             let file = format!("{}/{name}", self.model);
             self.fetch_with_retries(&commit, name).map_err(|e| self.failed(&file, e))?;
@@ -132,6 +143,17 @@ impl<'a> Download<'a> {
         fs::write(self.repository.join("refs/main"), &commit).map_err(cache_error)?;
         unfinished.retain(|pattern| !self.needed.contains(&pattern.as_str()));
         self.write_unfinished(&unfinished).map_err(cache_error)
+    }
+
+    /// Fails unless each needed pattern matches one of the model's files, `names`.
+    fn check_needed(&self, names: &[String]) -> Result<(), HubError> {
+        let Some(pattern) = self.needed.iter().find(|pattern| !names.iter().any(|name| matches(pattern, name))) else {
+            return Ok(());
+        };
+        let listed = names[..names.len().min(MAX_LISTED)].join(", ");
+        let Remote { endpoint, .. } = self.remote;
+        let message = format!("the model `{}` at {endpoint} has no file `{pattern}`; it has: {listed}", self.model);
+        Err(HubError::user(message))
     }
 
     /// Returns the commit of a revision and the names of its files. Names that lead out of the snapshot or contain
@@ -153,15 +175,13 @@ impl<'a> Download<'a> {
     fn fetch_with_retries(&self, commit: &str, name: &str) -> Result<()> {
         let mut attempt = 1;
         while let Err(error) = self.fetch(commit, name) {
-            // A request that the server refuses is not repeated, except on a timeout (408), a part that was longer than
-            // the file and is removed now (416), and too many requests (429).
             let is_refused =
-                matches!(error, ureq::Error::StatusCode(code @ 400..500) if ![408, 416, 429].contains(&code));
+                matches!(error, ureq::Error::StatusCode(code @ 400..500) if !WORTH_A_RETRY.contains(&code));
             if attempt == ATTEMPTS || is_refused {
                 return Err(error);
             }
             tracing::warn!(model = self.model, file = name, "the download stopped and is tried again: {error}");
-            std::thread::sleep(Duration::from_millis(200 << attempt));
+            std::thread::sleep(FIRST_RETRY_WAIT * (1u32 << (attempt - 1)));
             attempt += 1;
         }
         Ok(())
@@ -177,7 +197,7 @@ impl<'a> Download<'a> {
         let requested_start = fs::metadata(&part).map_or(0, |part| part.len().saturating_sub(1));
         let url = format!("{}/{}/resolve/{commit}/{}", self.remote.endpoint, self.model, in_url(name));
         let (response, etag) = self.get(&url, Some(requested_start)).inspect_err(|error| {
-            if matches!(error, ureq::Error::StatusCode(416)) {
+            if matches!(error, ureq::Error::StatusCode(RANGE_NOT_SATISFIABLE)) {
                 let _ = fs::remove_file(&part); // it is longer than the file
             }
         })?;
@@ -220,16 +240,18 @@ impl<'a> Download<'a> {
             let is_redirection = response.status().is_redirection();
             let location = if is_redirection { header(&response, "location") } else { None };
             if let Some(path) = location.filter(|to| to.starts_with('/') && !to.starts_with("//")) {
-                let origin = url.match_indices('/').nth(2).map_or(url.len(), |(at, _)| at);
-                url = format!("{}{path}", &url[..origin]);
+                // The third slash of `https://SERVER/...` ends the address of the server.
+                let server_length = url.match_indices('/').nth(2).map_or(url.len(), |(at, _)| at);
+                url = format!("{}{path}", &url[..server_length]);
                 continue;
             }
+            // The endpoint sends the hash of a large file, which another server has, as `x-linked-etag`.
             etag = etag.or(header(&response, "x-linked-etag").or(header(&response, "etag")).map(String::from));
             match (location, response.status().as_u16()) {
                 // Another server.
                 (Some(elsewhere), _) => (url, token) = (elsewhere.into(), None),
-                // "Range not satisfiable" from byte 0 on: the file is empty.
-                (None, 416) if start == Some(0) => return Ok((response, etag)),
+                // No byte at 0: the file is empty.
+                (None, RANGE_NOT_SATISFIABLE) if start == Some(0) => return Ok((response, etag)),
                 (None, code @ 300..) => return Err(ureq::Error::StatusCode(code)),
                 (None, _) => return Ok((response, etag)),
             }
@@ -252,13 +274,14 @@ impl<'a> Download<'a> {
             let length = match body.read(&mut chunk) {
                 Ok(0) => break,
                 Err(error) if error.kind() == io::ErrorKind::Interrupted => continue,
-                length => length?,
+                Ok(length) => length,
+                Err(error) => return Err(error.into()),
             };
             file.write_all(&chunk[..length])?;
             let tenths = |bytes: u64| bytes.min(size) / (size / 10).max(1);
-            let logged = tenths(received);
+            let tenths_before = tenths(received);
             received += length as u64;
-            if size >= LOGGED_FROM && tenths(received) > logged {
+            if size >= LOGGED_FROM && tenths(received) > tenths_before {
                 tracing::info!(model = self.model, file = name, "{}0 % of {megabytes} MB", tenths(received));
             }
         }
@@ -288,14 +311,14 @@ impl<'a> Download<'a> {
     fn failed(&self, what: &str, source: ureq::Error) -> HubError {
         let Remote { endpoint, token } = self.remote;
         let (fault, remedy) = match (&source, token) {
-            (ureq::Error::StatusCode(401 | 403), None) => {
+            (ureq::Error::StatusCode(UNAUTHORIZED | FORBIDDEN), None) => {
                 let licence = format!("accept the licence at {endpoint}/{} and set HF_TOKEN", self.model);
                 (Fault::User, format!("{endpoint} requires a token, or has no such model; {licence}"))
             }
-            (ureq::Error::StatusCode(401 | 403), Some(_)) => {
+            (ureq::Error::StatusCode(UNAUTHORIZED | FORBIDDEN), Some(_)) => {
                 (Fault::User, format!("the token does not allow it; accept the licence at {endpoint}/{}", self.model))
             }
-            (ureq::Error::StatusCode(404), _) => (Fault::User, format!("{endpoint} has no such model or file")),
+            (ureq::Error::StatusCode(NOT_FOUND), _) => (Fault::User, format!("{endpoint} has no such model or file")),
             _ => {
                 let resume = "the part that was downloaded is kept, and the next attempt resumes it";
                 (Fault::Failure, format!("{resume}; HF_HUB_OFFLINE=1 disables downloads"))
@@ -315,8 +338,8 @@ fn matches(pattern: &str, name: &str) -> bool {
 /// Returns the path of a file as part of an address: each byte other than letters, digits and `-._~/` is written as `%`
 /// and its hexadecimal code.
 fn in_url(name: &str) -> String {
-    let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte);
-    let escaped = |byte| if plain(byte) { char::from(byte).into() } else { format!("%{byte:02X}") };
+    let is_unreserved = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~/".contains(&byte);
+    let escaped = |byte| if is_unreserved(byte) { char::from(byte).into() } else { format!("%{byte:02X}") };
     name.bytes().map(escaped).collect()
 }
 
@@ -327,8 +350,8 @@ fn unique_name(commit: &str, name: &str) -> String {
 
 /// Returns whether a hash that the server sent can be the name of a file or of a directory.
 fn is_plain(hash: &str) -> bool {
-    let plain = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
-    !hash.is_empty() && hash.len() <= MAX_HASH && hash.chars().all(plain)
+    let is_allowed = |c: char| c.is_ascii_alphanumeric() || c == '-' || c == '_';
+    !hash.is_empty() && hash.len() <= MAX_HASH && hash.chars().all(is_allowed)
 }
 
 fn header<'a>(response: &'a Response<Body>, name: &str) -> Option<&'a str> {
@@ -340,15 +363,15 @@ fn header<'a>(response: &'a Response<Body>, name: &str) -> Option<&'a str> {
 fn range(response: &Response<Body>, start: u64) -> Option<(u64, u64)> {
     match response.status().as_u16() {
         // The server does not support ranges.
-        200 => Some((0, response.body().content_length()?)),
-        206 => {
+        OK => Some((0, response.body().content_length()?)),
+        PARTIAL_CONTENT => {
             let (bytes, size) = header(response, "content-range")?.strip_prefix("bytes ")?.split_once('/')?;
             let size = size.parse().ok()?;
             let begins_at_start = bytes.split('-').next()?.parse() == Ok(start);
             (begins_at_start && start < size).then_some((start, size))
         }
         // An empty file, see [`Download::get`].
-        416 => Some((0, 0)),
+        RANGE_NOT_SATISFIABLE => Some((0, 0)),
         _ => None,
     }
 }

@@ -90,8 +90,9 @@ impl Hub {
             .or_else(|| var("HUGGINGFACE_HUB_CACHE"))
             .or_else(|| home.as_ref().map(|home| home.join("hub")));
         let folder = var("DIFFSYNTH_MODEL_BASE_PATH").unwrap_or_else(|| "models".into());
-        let offline = text("HF_HUB_OFFLINE").is_some_and(|v| ["1", "true", "yes", "on"].contains(&&*v.to_lowercase()));
-        let remote = (cfg!(feature = "hub") && !offline).then(|| {
+        let is_offline =
+            text("HF_HUB_OFFLINE").is_some_and(|v| ["1", "true", "yes", "on"].contains(&&*v.to_lowercase()));
+        let remote = (cfg!(feature = "hub") && !is_offline).then(|| {
             let login_token = || files::read_text(&home.as_ref()?.join("token"), files::MAX_TEXT).ok();
             let endpoint = text("HF_ENDPOINT").unwrap_or_else(|| "https://huggingface.co".into());
             Remote {
@@ -103,7 +104,7 @@ impl Hub {
     }
 
     /// Returns the files of `model` (`ORG/NAME`) that match `pattern`, sorted, from the first place with such files.
-    /// They are downloaded if no place has them, or if an earlier download of this pattern is incomplete.
+    /// The files are downloaded if no place has them, or if an earlier download of this pattern is incomplete.
     pub fn files(&self, model: &str, pattern: &str) -> Result<Vec<PathBuf>, HubError> {
         if !stays_inside(pattern) {
             let problem = "the pattern must be relative, without `..`";
@@ -113,10 +114,10 @@ impl Hub {
     }
 
     /// Returns the directory of `model` (`ORG/NAME`) in the first place that has files for all patterns of `needed`. If
-    /// no place has them, the files that match `needed` or `also` are downloaded. `**` matches any folders.
-    pub fn directory(&self, model: &str, needed: &[&str], also: &[&str]) -> Result<PathBuf, HubError> {
-        let complete = |root: &Path| has_files(root, needed).then(|| root.to_path_buf());
-        self.find(model, needed, also, complete).or_else(|e| {
+    /// no place has them, the files that match `needed` or `optional` are downloaded. `**` matches any folders.
+    pub fn directory(&self, model: &str, needed: &[&str], optional: &[&str]) -> Result<PathBuf, HubError> {
+        let if_complete = |root: &Path| has_files(root, needed).then(|| root.to_path_buf());
+        self.find(model, needed, optional, if_complete).or_else(|e| {
             // An incomplete directory is returned if downloads are disabled; its reader names the missing file.
             let roots = self.roots(model)?;
             roots.into_iter().find(|root| self.remote.is_none() && root.is_dir()).ok_or(e)
@@ -129,14 +130,14 @@ impl Hub {
         &self,
         model: &str,
         needed: &[&str],
-        also: &[&str],
+        optional: &[&str],
         find_in: impl Fn(&Path) -> Option<T>,
     ) -> Result<T, HubError> {
         // Places are listed again for each search, because a download may create a snapshot.
         let search = || Ok::<_, HubError>(self.roots(model)?.iter().find_map(|root| find_in(root)));
         #[cfg(feature = "hub")]
         if let (Some(remote), Some(cache)) = (&self.remote, self.caches.first()) {
-            let download = download::Download::new(remote, cache, model, needed, also);
+            let download = download::Download::new(remote, cache, model, needed, optional);
             let search_complete = || -> Result<Option<T>, HubError> {
                 match search()? {
                     Some(_) if download.is_unfinished() => Ok(None),
@@ -149,7 +150,7 @@ impl Hub {
             download.run(|| Ok(search_complete()?.is_some()))?;
         }
         #[cfg(not(feature = "hub"))]
-        let _ = also;
+        let _ = optional;
         search()?.ok_or_else(|| self.not_found(model, &needed.join(" ")))
     }
 

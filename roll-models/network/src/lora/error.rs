@@ -83,15 +83,16 @@ pub fn not_in_base(missing: &[&str], total: usize) -> String {
         }
         _ => "is it for another model?",
     };
+    const MAX_NAMES: usize = 40;
     format!(
         "{} of {total} layers of the LoRA are not in the base: {}; {guess}",
         missing.len(),
-        some(missing.iter().copied(), 40)
+        first_names(missing.iter().copied(), MAX_NAMES)
     )
 }
 
 /// Formats the first `at_most` names of a list for a message.
-pub(super) fn some<'a>(names: impl IntoIterator<Item = &'a str>, at_most: usize) -> String {
+pub(super) fn first_names<'a>(names: impl IntoIterator<Item = &'a str>, at_most: usize) -> String {
     let all: Vec<&str> = names.into_iter().collect();
     let mut shown = all.iter().take(at_most).map(|n| format!("`{n}`")).collect::<Vec<_>>().join(", ");
     if all.len() > at_most {

@@ -11,8 +11,8 @@ use crate::trainable::{Trainable, is_target};
 use super::error::not_in_base;
 use super::merge::{lacks_image_branch, warn_of_image_branch};
 use super::sources::{AdapterWeights, OpenedAdapter};
-use super::write::rounded;
-use super::{Layer, Lora};
+use super::write::scaled_to_f32;
+use super::{Layer, Lora, is_same_alpha};
 
 /// The configuration's keys about adapters. `None` leaves the value to the file.
 #[derive(Clone, Debug, Default)]
@@ -40,7 +40,7 @@ impl InitialAdapter {
     pub fn new(adapters: Vec<OpenedAdapter>, request: &LoraRequest, linear: &[String]) -> Result<Self> {
         let files: Vec<String> = adapters.iter().map(|adapter| adapter.path.display().to_string()).collect();
         let files = files.join(", ");
-        let several = adapters.len() > 1;
+        let has_several = adapters.len() > 1;
         let names: Vec<String> = linear.iter().map(|layer| format!("{layer}.weight")).collect();
         let mut loras = Vec::new();
         for OpenedAdapter { path, strength, weights, .. } in adapters {
@@ -49,7 +49,7 @@ impl InitialAdapter {
                     lora.resolve(names.iter().map(String::as_str));
                     loras.push((checked(lora, &path, linear)?, strength, path));
                 }
-                AdapterWeights::Full(_) if several || strength != 1.0 => {
+                AdapterWeights::Full(_) if has_several || strength != 1.0 => {
                     let problem = "holds all weights of a network: it can be used alone, and whole";
                     return Err(Error::bad_file(path, problem));
                 }
@@ -72,8 +72,8 @@ impl InitialAdapter {
         }
         let initial = match loras.as_slice() {
             // One adapter of strength 1.
-            [(lora, 1.0, _)] => unchanged(lora),
-            _ => sum(&loras)?,
+            [(lora, 1.0, _)] => from_one(lora),
+            _ => sum_of(&loras)?,
         };
         if let Trainable::Layers { ranks, scale } = &initial.trainable {
             check_request(ranks, *scale, request, linear, &files)?;
@@ -119,14 +119,14 @@ fn checked(mut lora: Lora, path: &Path, linear: &[String]) -> Result<Lora> {
     }
     let is_linear = |layer: &str| linear.iter().any(|name| name == layer);
     let missing: Vec<String> = lora.layers.keys().filter(|layer| !is_linear(layer)).cloned().collect();
-    let (image, other): (Vec<&str>, Vec<&str>) =
+    let (image_layers, other_layers): (Vec<&str>, Vec<&str>) =
         missing.iter().map(String::as_str).partition(|layer| lacks_image_branch(layer, is_linear));
-    if !other.is_empty() {
-        let problem = format!("{}: {}", path.display(), not_in_base(&other, lora.layers.len()));
+    if !other_layers.is_empty() {
+        let problem = format!("{}: {}", path.display(), not_in_base(&other_layers, lora.layers.len()));
         return Err(Error::config("lora_checkpoint", problem));
     }
-    if !image.is_empty() {
-        warn_of_image_branch(path, &image);
+    if !image_layers.is_empty() {
+        warn_of_image_branch(path, &image_layers);
         lora.layers.retain(|layer, _| is_linear(layer));
     }
     if lora.layers.is_empty() {
@@ -135,8 +135,9 @@ fn checked(mut lora: Lora, path: &Path, linear: &[String]) -> Result<Lora> {
     Ok(lora)
 }
 
-/// Uses one adapter as it is. If the scales of its layers differ, they are multiplied into B and the common scale is 1.
-fn unchanged(lora: &Lora) -> InitialAdapter {
+/// Uses one adapter at its full strength. If the scales of its layers differ, they are multiplied into the matrices B
+/// and the common scale is 1.
+fn from_one(lora: &Lora) -> InitialAdapter {
     let mut scales = lora.layers.values().map(Layer::scale);
     let first = scales.next().unwrap_or(1.0);
     let common_scale = if scales.all(|scale| scale == first) { first } else { 1.0 };
@@ -144,7 +145,7 @@ fn unchanged(lora: &Lora) -> InitialAdapter {
     let mut parameters = StateDict::new();
     for (name, layer) in &lora.layers {
         let factor = layer.scale() / common_scale;
-        let up = if factor == 1.0 { layer.up.clone() } else { rounded(&layer.up, factor) };
+        let up = if factor == 1.0 { layer.up.clone() } else { scaled_to_f32(&layer.up, factor) };
         ranks.insert(name.clone(), layer.rank());
         parameters.insert(format!("{name}.lora_A.weight"), layer.down.clone());
         parameters.insert(format!("{name}.lora_B.weight"), up);
@@ -154,7 +155,7 @@ fn unchanged(lora: &Lora) -> InitialAdapter {
 
 /// Concatenates several adapters (with their strengths and paths) into one whose rank is the sum of their ranks and
 /// whose scale is 1. Strengths and scales are multiplied into B.
-fn sum(loras: &[(Lora, f64, PathBuf)]) -> Result<InitialAdapter> {
+fn sum_of(loras: &[(Lora, f64, PathBuf)]) -> Result<InitialAdapter> {
     // The layers of each name, with the factor of B and the path of the file.
     let mut layers_by_name: BTreeMap<&str, Vec<(&Layer, f64, &Path)>> = BTreeMap::new();
     for (lora, strength, path) in loras {
@@ -166,11 +167,9 @@ fn sum(loras: &[(Lora, f64, PathBuf)]) -> Result<InitialAdapter> {
     let mut parameters = StateDict::new();
     for (name, layers) in layers_by_name {
         let [(first, ..), ..] = layers.as_slice() else { continue };
-        let (out, input) = (first.up.shape()[0], first.down.shape()[1]);
-        if let Some((layer, _, path)) =
-            layers.iter().find(|(layer, ..)| (layer.up.shape()[0], layer.down.shape()[1]) != (out, input))
-        {
-            let found = [layer.up.shape()[0], layer.down.shape()[1]];
+        let [out, input] = shape_of(first);
+        if let Some((layer, _, path)) = layers.iter().find(|(layer, ..)| shape_of(layer) != [out, input]) {
+            let found = shape_of(layer);
             return Err(Error::bad_file(
                 *path,
                 format!("layer `{name}`: expected one of [{out}, {input}], as in the other file; found {found:?}"),
@@ -183,7 +182,7 @@ fn sum(loras: &[(Lora, f64, PathBuf)]) -> Result<InitialAdapter> {
         let mut column = 0;
         for (layer, factor, _) in layers {
             down.extend(layer.down.to_f32_vec());
-            let layer_up = rounded(&layer.up, factor).to_f32_vec();
+            let layer_up = scaled_to_f32(&layer.up, factor).to_f32_vec();
             for (row, values) in up.chunks_exact_mut(rank).zip(layer_up.chunks_exact(layer.rank())) {
                 row[column..column + layer.rank()].copy_from_slice(values);
             }
@@ -194,6 +193,11 @@ fn sum(loras: &[(Lora, f64, PathBuf)]) -> Result<InitialAdapter> {
         parameters.insert(format!("{name}.lora_B.weight"), Tensor::new(up, [out, rank])?);
     }
     Ok(InitialAdapter { trainable: Trainable::Layers { ranks, scale: 1.0 }, parameters })
+}
+
+/// The shape `[out, in]` of the linear layer that `layer` is added to.
+fn shape_of(layer: &Layer) -> [usize; 2] {
+    [layer.up.shape()[0], layer.down.shape()[1]]
 }
 
 /// Fails if the configuration requests another rank, alpha or set of layers than the files have; the error names both.
@@ -229,7 +233,7 @@ fn check_request(
     }
     if let Some(alpha) = request.alpha {
         let found_alphas: Vec<f64> = found_ranks.iter().map(|rank| scale * *rank as f64).collect();
-        if found_alphas.iter().any(|found| (found - alpha).abs() > 1e-6 * alpha.abs()) {
+        if found_alphas.iter().any(|found| !is_same_alpha(*found, alpha)) {
             let found: Vec<String> = found_alphas.iter().map(f64::to_string).collect();
             return differs("lora_alpha", format!("alpha {alpha}"), format!("alpha {}", found.join(", ")));
         }

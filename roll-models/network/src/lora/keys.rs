@@ -100,32 +100,33 @@ impl<'a> Bare<'a> {
     /// two prefixes name different experts.
     fn of(name: &'a str) -> Option<Self> {
         let mut bare = Self { convention: None, expert: None, layer: without_wrappers(name) };
-        // The name behind the first prefix, once a second prefix is removed.
-        let mut after_first: Option<Cow<'a, str>> = None;
+        // The name before the removal of the first prefix that may be part of it.
+        let mut before_uncertain_prefix: Option<Cow<'a, str>> = None;
         loop {
             if let Some(rest) = without_prefix(&bare.layer, PARALLEL) {
                 bare.layer = rest;
                 continue;
             }
-            let found = PREFIXES.iter().find_map(|entry| Some((entry, without_prefix(&bare.layer, entry.0)?)));
-            let Some(((prefix, convention, expert), rest)) = found else { break };
-            if bare.convention.is_some() && expert.is_none() && *prefix != PEFT {
-                after_first.get_or_insert(bare.layer);
+            let found = PREFIXES.iter().find_map(|(prefix, convention, expert)| {
+                Some((*prefix, *convention, *expert, without_prefix(&bare.layer, prefix)?))
+            });
+            let Some((prefix, convention, expert, rest)) = found else { break };
+            // A second prefix that names an expert, or PEFT's, is never the beginning of a layer's name.
+            let may_be_part_of_layer = bare.convention.is_some() && expert.is_none() && prefix != PEFT;
+            if may_be_part_of_layer {
+                before_uncertain_prefix.get_or_insert(bare.layer);
             }
-            if matches!((bare.expert, *expert), (Some(first), Some(second)) if first != second) {
+            if matches!((bare.expert, expert), (Some(first), Some(second)) if first != second) {
                 return None;
             }
-            bare = Self {
-                convention: bare.convention.or(Some(*convention)),
-                expert: bare.expert.or(*expert),
-                layer: rest,
-            };
-            if *prefix == KOHYA {
+            bare =
+                Self { convention: bare.convention.or(Some(convention)), expert: bare.expert.or(expert), layer: rest };
+            if prefix == KOHYA {
                 bare.layer = flat_layer(bare.layer);
                 break;
             }
         }
-        if let Some(layer) = after_first
+        if let Some(layer) = before_uncertain_prefix
             && !layer_names::is_known(&bare.layer)
         {
             bare.layer = layer;
@@ -150,8 +151,8 @@ fn without_wrappers(name: &str) -> Cow<'_, str> {
     name.split('.').filter(|part| !WRAPPERS.contains(part)).collect::<Vec<_>>().join(".").into()
 }
 
-/// The name of a layer in kohya's convention without prefixes and wrappers, whose dots are underscores there, too. The
-/// name is unchanged if the rest is not a layer of Wan.
+/// Removes prefixes and wrappers from the name of a layer in kohya's convention, where their dots are underscores, too.
+/// Returns the name unchanged if the rest is not a layer of Wan.
 fn flat_layer(name: Cow<'_, str>) -> Cow<'_, str> {
     if layer_names::unflatten(&name).is_some() {
         return name;
@@ -162,11 +163,10 @@ fn flat_layer(name: Cow<'_, str>) -> Cow<'_, str> {
         unwrapped = unwrapped.replace(&format!("_{wrapper}_"), "_");
     }
     let mut rest = unwrapped.trim_start_matches('_');
-    let prefixes = || PREFIXES.iter().filter(|(.., expert)| expert.is_none()).map(|(prefix, ..)| *prefix);
-    let leading_prefix_length = |rest: &str| {
-        let mut underscored = prefixes().chain([PARALLEL]).map(|prefix| prefix.replace('.', "_"));
-        underscored.find(|prefix| rest.starts_with(prefix.as_str())).map(|prefix| prefix.len())
-    };
+    let without_expert = PREFIXES.iter().filter(|(.., expert)| expert.is_none()).map(|(prefix, ..)| *prefix);
+    let flat_prefixes: Vec<String> = without_expert.chain([PARALLEL]).map(|prefix| prefix.replace('.', "_")).collect();
+    let leading_prefix_length =
+        |rest: &str| flat_prefixes.iter().find(|prefix| rest.starts_with(prefix.as_str())).map(|prefix| prefix.len());
     while let Some(prefix_length) = leading_prefix_length(rest) {
         rest = rest[prefix_length..].trim_start_matches('_');
     }

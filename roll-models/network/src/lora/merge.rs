@@ -9,10 +9,10 @@ use roll_core::{DType, Tensor};
 
 use crate::weights::{Change, ChangeOnRead, Checkpoint, Outputs, WeightsError, rewrite};
 
-use super::Lora;
-use super::error::{LoraError, not_in_base, some};
+use super::error::{LoraError, first_names, not_in_base};
 use super::layer_names::{flat, is_of_image_branch, official, parameter};
-use super::read::shape_error;
+use super::read::layer_error;
+use super::{Difference, Layer, Lora};
 
 /// Options of a merge.
 #[derive(Clone, Debug)]
@@ -78,6 +78,7 @@ pub fn merge_lora(
 pub fn merged_on_read(base: Checkpoint, loras: &[(Lora, f64, PathBuf)]) -> Result<Checkpoint, LoraError> {
     let mut all = Vec::new();
     for (lora, strength, path) in loras {
+        // Missing names are allowed at first. Those without a known reason fail below.
         let options = MergeOptions { strength: *strength, allow_missing: true, ..MergeOptions::default() };
         let deltas = Deltas::find(&base, lora, &options)?;
         let LeftOut { image, patches, other } = deltas.left_out(&base);
@@ -107,7 +108,7 @@ pub(super) fn warn_of_image_branch(path: &Path, layers: &[&str]) {
         "{}: the base has no branch for an image encoder, so {} layers are left out: {}",
         path.display(),
         layers.len(),
-        some(layers.iter().copied(), 4)
+        first_names(layers.iter().copied(), 4)
     );
 }
 
@@ -192,9 +193,37 @@ struct Deltas {
     total: usize,
     /// The path of the base.
     path: PathBuf,
-    /// The key of the tensor whose rows are being changed, and its additions in f32. Only one tensor is converted at a
-    /// time.
-    current: (String, Vec<Delta<Vec<f32>>>),
+    /// The key of the tensor whose rows are being changed. Only one tensor is converted to f32 at a time.
+    current_key: String,
+    /// The additions to the tensor `current_key`, in f32.
+    current: Vec<Delta<Vec<f32>>>,
+}
+
+/// The keys of a base's tensors by the flat name of the parameter. Names are compared with underscores, because kohya's
+/// names have lost the dots. No two parameters differ in dots and underscores only.
+struct BaseKeys<'a>(HashMap<String, &'a str>);
+
+impl<'a> BaseKeys<'a> {
+    fn new(base: &'a Checkpoint) -> Self {
+        let with_names = base.keys().map(|key| {
+            let name = match bare(key).rsplit_once('.') {
+                Some((layer, end @ ("weight" | "bias"))) => format!("{}_{end}", flat(&official(layer))),
+                _ => flat(&parameter(bare(key))),
+            };
+            (name, key)
+        });
+        Self(with_names.collect())
+    }
+
+    /// The key of the parameter `end` (`weight`, `bias`, `modulation`) of a layer.
+    fn of(&self, layer: &str, end: &str) -> Option<&'a str> {
+        self.0.get(&format!("{}_{end}", flat(layer))).copied()
+    }
+
+    /// The key of the parameter with this whole name.
+    fn of_parameter(&self, name: &str) -> Option<&'a str> {
+        self.0.get(&flat(name)).copied()
+    }
 }
 
 /// An addition to a tensor; `T` is a [`Tensor`], or its values in f32.
@@ -240,81 +269,95 @@ impl Delta<Vec<f32>> {
 }
 
 /// Prefixes that programs put before the names of a base.
-const WRAPPERS: &[&str] = &["model.diffusion_model.", "diffusion_model."];
+const BASE_PREFIXES: &[&str] = &["model.diffusion_model.", "diffusion_model."];
 
-/// The key without its prefix in [`WRAPPERS`], if it has one.
+/// The key without its prefix in [`BASE_PREFIXES`], if it has one.
 fn bare(key: &str) -> &str {
-    WRAPPERS.iter().find_map(|wrapper| key.strip_prefix(wrapper)).unwrap_or(key)
+    BASE_PREFIXES.iter().find_map(|prefix| key.strip_prefix(prefix)).unwrap_or(key)
 }
 
 impl Deltas {
     /// Finds the tensor of `base` for each layer and difference of `lora`.
     fn find(base: &Checkpoint, lora: &Lora, options: &MergeOptions) -> Result<Self, LoraError> {
-        // The base's keys by the flat name of the parameter. Names are compared with underscores, because kohya's names
-        // have lost the dots. No two parameters differ in dots and underscores only.
-        let mut by_name: HashMap<String, &str> = HashMap::new();
-        for key in base.keys() {
-            let (layer, end) = match bare(key).rsplit_once('.') {
-                Some((layer, end @ ("weight" | "bias"))) => (official(layer), Some(end)),
-                _ => (parameter(bare(key)), None),
-            };
-            let name = end.map_or_else(|| flat(&layer), |end| format!("{}_{end}", flat(&layer)));
-            by_name.insert(name, key);
-        }
-        let key_of = |layer: &str, end: &str| by_name.get(&format!("{}_{end}", flat(layer))).copied();
-        let path = base.path().to_path_buf();
+        let keys = BaseKeys::new(base);
         let mut deltas = Self {
             by_key: HashMap::new(),
             missing: Vec::new(),
             other_channels: Vec::new(),
             total: 0,
-            path,
-            current: Default::default(),
+            path: base.path().to_path_buf(),
+            current_key: String::new(),
+            current: Vec::new(),
         };
-        let strength = options.strength as f32;
         for (name, layer) in &lora.layers {
-            deltas.total += 1;
-            let bias_key = key_of(name, "bias");
-            let lacks_bias = layer.bias.is_some() && bias_key.is_none();
-            // A layer is merged as a whole or not at all.
-            let (Some(weight_key), false) = (key_of(name, "weight"), lacks_bias) else {
-                deltas.missing.push(name.clone());
-                continue;
-            };
-            let product_shape = [&layer.up.shape()[..1], &layer.down.shape()[1..]].concat();
-            if deltas.is_for_other_channels(base, weight_key, name, &product_shape) {
-                deltas.leave_out_patches(name.clone());
-                continue;
-            }
-            check_shape(base, weight_key, name, &product_shape)?;
-            let scale = (options.strength * layer.scale()) as f32;
-            let rank = layer.rank();
-            let (up, down) = (layer.up.clone(), layer.down.clone());
-            deltas.add(weight_key, Delta::LowRank { up, down, rank, scale });
-            if let (Some(bias), Some(key)) = (&layer.bias, bias_key) {
-                deltas.add_whole(base, key, name, bias, scale)?;
-            }
+            deltas.add_layer(base, &keys, name, layer, options.strength)?;
         }
         for (name, difference) in &lora.differences {
-            // A parameter that is neither a weight nor a bias: the difference of its `weight` has its whole name.
-            let parameter_key = by_name.get(&flat(name)).copied();
-            let parts =
-                [("weight", &difference.weight), ("bias", &difference.bias), ("modulation", &difference.modulation)];
-            for (end, tensor) in parts {
-                let Some(tensor) = tensor else { continue };
-                deltas.total += 1;
-                let whole_name_key = if end == "weight" { parameter_key } else { None };
-                match key_of(name, end).or(whole_name_key) {
-                    Some(key) if deltas.is_for_other_channels(base, key, name, tensor.shape()) => {
-                        deltas.leave_out_patches(format!("{name}.{end}"));
-                    }
-                    Some(key) => deltas.add_whole(base, key, name, tensor, strength)?,
-                    None => deltas.missing.push(format!("{name}.{end}")),
-                }
-            }
+            deltas.add_difference(base, &keys, name, difference, options.strength)?;
         }
         deltas.check(base, lora, options)?;
         Ok(deltas)
+    }
+
+    /// Adds the product of a layer, and its bias. A layer is merged as a whole or not at all.
+    fn add_layer(
+        &mut self,
+        base: &Checkpoint,
+        keys: &BaseKeys<'_>,
+        name: &str,
+        layer: &Layer,
+        strength: f64,
+    ) -> Result<(), LoraError> {
+        self.total += 1;
+        let bias_key = keys.of(name, "bias");
+        let lacks_bias = layer.bias.is_some() && bias_key.is_none();
+        let (Some(weight_key), false) = (keys.of(name, "weight"), lacks_bias) else {
+            self.missing.push(name.to_string());
+            return Ok(());
+        };
+        let product_shape = [&layer.up.shape()[..1], &layer.down.shape()[1..]].concat();
+        if self.is_for_other_channels(base, weight_key, name, &product_shape) {
+            self.leave_out_patches(name.to_string());
+            return Ok(());
+        }
+        check_shape(base, weight_key, name, &product_shape)?;
+        let scale = (strength * layer.scale()) as f32;
+        let (up, down) = (layer.up.clone(), layer.down.clone());
+        self.add(weight_key, Delta::LowRank { up, down, rank: layer.rank(), scale });
+        match (&layer.bias, bias_key) {
+            (Some(bias), Some(key)) => self.add_whole(base, key, name, bias, scale),
+            _ => Ok(()),
+        }
+    }
+
+    /// Adds the whole differences of the parameters of the layer `name`.
+    fn add_difference(
+        &mut self,
+        base: &Checkpoint,
+        keys: &BaseKeys<'_>,
+        name: &str,
+        difference: &Difference,
+        strength: f64,
+    ) -> Result<(), LoraError> {
+        // If `name` is a parameter that is neither a weight nor a bias, its difference is read as one of a `weight`.
+        let weight_key = keys.of(name, "weight").or_else(|| keys.of_parameter(name));
+        let parts = [
+            ("weight", weight_key, &difference.weight),
+            ("bias", keys.of(name, "bias"), &difference.bias),
+            ("modulation", keys.of(name, "modulation"), &difference.modulation),
+        ];
+        for (end, key, tensor) in parts {
+            let Some(tensor) = tensor else { continue };
+            self.total += 1;
+            match key {
+                Some(key) if self.is_for_other_channels(base, key, name, tensor.shape()) => {
+                    self.leave_out_patches(format!("{name}.{end}"));
+                }
+                Some(key) => self.add_whole(base, key, name, tensor, strength as f32)?,
+                None => self.missing.push(format!("{name}.{end}")),
+            }
+        }
+        Ok(())
     }
 
     /// Whether `layer` is the patch embedding and has another number of channels than in the base. Its shape depends on
@@ -366,7 +409,7 @@ impl Deltas {
         let found = base.info(key).map(|info| info.shape.clone()).unwrap_or_default();
         if found != tensor.shape() {
             let expected = format!("the shape {:?} of its difference for `{key}`", tensor.shape());
-            return Err(shape_error(base.path(), layer, &expected, &format!("{found:?}")));
+            return Err(layer_error(base.path(), layer, &expected, &format!("{found:?}")));
         }
         self.add(key, Delta::Whole { values: tensor.clone(), scale });
         Ok(())
@@ -378,8 +421,8 @@ impl Deltas {
         if self.by_key.is_empty() {
             return Err(LoraError::NothingMatched {
                 base: base.path().into(),
-                found: some(base.keys(), 3),
-                wanted: some(lora.layers.keys().chain(lora.differences.keys()).map(String::as_str), 3),
+                found: first_names(base.keys(), 3),
+                wanted: first_names(lora.layers.keys().chain(lora.differences.keys()).map(String::as_str), 3),
             });
         }
         let has_unsupported_type = |key: &&String| base.info(key).is_some_and(|info| info.dtype.is_none());
@@ -406,12 +449,11 @@ impl Change<LoraError> for Deltas {
     }
 
     fn apply(&mut self, key: &str, rows: Range<usize>, values: &mut [f32]) -> Result<(), LoraError> {
-        if self.current.0 != key {
-            let converted = self.by_key.get(key).into_iter().flatten().map(Delta::to_f32).collect();
-            self.current = (key.to_string(), converted);
+        if self.current_key != key {
+            self.current = self.by_key.get(key).into_iter().flatten().map(Delta::to_f32).collect();
+            self.current_key = key.to_string();
         }
-        let (_, deltas) = &self.current;
-        deltas.iter().for_each(|delta| delta.add_to(rows.clone(), values));
+        self.current.iter().for_each(|delta| delta.add_to(rows.clone(), values));
         if !values.iter().all(|v| v.is_finite()) {
             return Err(LoraError::NotFinite { path: self.path.clone(), what: "merged weight", name: key.to_string() });
         }
@@ -427,18 +469,23 @@ fn check_shape(base: &Checkpoint, key: &str, name: &str, product_shape: &[usize]
     let as_matrix = |shape: &[usize]| [shape.first().copied().unwrap_or(1), shape.iter().skip(1).product()];
     if as_matrix(&found) != as_matrix(product_shape) {
         let expected = format!("{product_shape:?}, by the LoRA, for `{key}`");
-        return Err(shape_error(base.path(), name, &expected, &format!("{found:?}")));
+        return Err(layer_error(base.path(), name, &expected, &format!("{found:?}")));
     }
     Ok(())
 }
 
 /// Computes `values += scale * up * down`, a product of matrices. All matrices are row-major.
 fn add_product(values: &mut [f32], up: &[f32], down: &[f32], rank: usize, scale: f32) {
+    /// Values between two neighbours of a row.
+    const COLUMN_STRIDE: isize = 1;
+    /// The number with which gemm uses all of rayon's threads.
+    const ALL_THREADS: usize = 0;
     if rank == 0 || values.is_empty() {
         return;
     }
     let (rows, columns) = (up.len() / rank, down.len() / rank);
     assert_eq!(values.len(), rows * columns, "checked by `check_shape`");
+    let (reads_values, values_factor, conjugates) = (true, 1.0, false);
     // SAFETY: the lengths of the three slices match the given rows and columns, row-major, and `values` is a mutable
     // borrow, so it does not overlap the other slices.
     unsafe {
@@ -447,21 +494,21 @@ fn add_product(values: &mut [f32], up: &[f32], down: &[f32], rank: usize, scale:
             columns,
             rank,
             values.as_mut_ptr(),
-            1,
+            COLUMN_STRIDE,
             columns as isize,
-            true,
+            reads_values,
             up.as_ptr(),
-            1,
+            COLUMN_STRIDE,
             rank as isize,
             down.as_ptr(),
-            1,
+            COLUMN_STRIDE,
             columns as isize,
-            1.0,
+            values_factor,
             scale,
-            false,
-            false,
-            false,
-            gemm::Parallelism::Rayon(0),
+            conjugates,
+            conjugates,
+            conjugates,
+            gemm::Parallelism::Rayon(ALL_THREADS),
         );
     }
 }

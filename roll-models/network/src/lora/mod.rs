@@ -177,6 +177,12 @@ pub struct Difference {
     pub modulation: Option<Tensor>,
 }
 
+/// Whether two alphas of a layer are the same up to the rounding with which files store them.
+fn is_same_alpha(found: f64, expected: f64) -> bool {
+    const RELATIVE_TOLERANCE: f64 = 1e-6;
+    (found - expected).abs() <= RELATIVE_TOLERANCE * expected.abs()
+}
+
 /// The adapter of one transformer.
 #[derive(Clone, Debug, Default)]
 pub struct Lora {
@@ -241,7 +247,7 @@ impl Lora {
     }
 
     /// The transformer that the adapter is for, if the file contains it.
-    pub fn is_for(&self) -> Option<Expert> {
+    pub fn target_expert(&self) -> Option<Expert> {
         self.expert.or(self.trained_for)
     }
 

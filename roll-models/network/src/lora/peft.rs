@@ -48,7 +48,7 @@ pub(super) struct Config {
     rank: Option<f64>,
     lora_alpha: f64,
     /// Whether the scale is `alpha / sqrt(rank)`.
-    rank_stabilised: bool,
+    is_rank_stabilised: bool,
     rank_pattern: Vec<(Regex, f64)>,
     alpha_pattern: Vec<(Regex, f64)>,
     /// `lora_bias`: whether the matrices B have biases.
@@ -67,7 +67,7 @@ struct Selection {
     /// `layers_to_transform`: numbers of blocks.
     blocks: Vec<i64>,
     /// Patterns of a layer's name whose group is the number of its block.
-    block_of: Vec<Regex>,
+    block_patterns: Vec<Regex>,
 }
 
 /// A value of `target_modules` or `exclude_modules`.
@@ -110,16 +110,19 @@ impl<'a> Fields<'a> {
         self.problem(format!("`{key}`: expected {expected}, found {found}"))
     }
 
+    /// A field that is true or false; `None` if it is missing.
     fn flag(&self, key: &str) -> Result<Option<bool>, LoraError> {
         let Some(value) = self.get(key) else { return Ok(None) };
         value.as_bool().map(Some).ok_or_else(|| self.unexpected(key, "true or false", value))
     }
 
+    /// The finite number `value` of the field `key`.
     fn number(&self, key: &str, value: &Value) -> Result<f64, LoraError> {
         let number = value.as_f64().filter(|number| number.is_finite());
         number.ok_or_else(|| self.unexpected(key, "a number", value))
     }
 
+    /// The rank `value` of the field `key`.
     fn rank(&self, key: &str, value: &Value) -> Result<f64, LoraError> {
         let rank = value.as_u64().filter(|rank| *rank > 0);
         rank.map(|rank| rank as f64).ok_or_else(|| self.unexpected(key, "a whole number above 0", value))
@@ -193,13 +196,26 @@ impl<'a> Fields<'a> {
             Some(one) => vec![number(one)?],
         };
         let patterns: Vec<String> = self.texts("layers_pattern")?.into_iter().filter(|p| !p.is_empty()).collect();
-        let block_of = if patterns.is_empty() {
+        // Without `layers_pattern`, PEFT takes the first number behind two names for the number of the block.
+        let block_patterns = if patterns.is_empty() {
             vec![self.regex("layers_pattern", "", r"^.*?\.[^.]*\.(\d+)\.")?]
         } else {
             let compile = |p: &String| self.regex("layers_pattern", p, &format!(r"^.*?\.(?:{p})\.(\d+)\."));
             patterns.iter().map(compile).collect::<Result<_, _>>()?
         };
-        Ok(Selection { targets, excluded: self.modules("exclude_modules")?, blocks, block_of })
+        Ok(Selection { targets, excluded: self.modules("exclude_modules")?, blocks, block_patterns })
+    }
+
+    /// Fails on a field that makes the adapter something other than a scaled product `B A`, or that belongs to a changed
+    /// base.
+    fn check_plain(&self) -> Result<(), LoraError> {
+        self.refuse_other_kinds()?;
+        self.refuse_changed_base()
+    }
+
+    /// The error for a field that a plain LoRA does not have; `what` describes the adapter.
+    fn not_plain<T>(&self, key: &str, value: &Value, what: &str) -> Result<T, LoraError> {
+        Err(self.problem(format!("expected a plain LoRA, found `{key}: {value}`: {what}")))
     }
 
     /// Fails on a field that makes the adapter something other than a scaled product `B A`.
@@ -215,30 +231,33 @@ impl<'a> Fields<'a> {
             Value::Array(all) => !all.is_empty(),
             Value::Object(all) => !all.is_empty(),
         };
-        let refuse = |key: &str, value: &Value, what: &str| {
-            Err(self.problem(format!("expected a plain LoRA, found `{key}: {value}`: {what}")))
-        };
         for (key, what) in OTHER_KINDS {
             if let Some(value) = self.get(key).filter(|value| is_set(value)) {
-                return refuse(key, value, what);
+                return self.not_plain(key, value, what);
             }
         }
         let is_known = |key: &str| key == "use_rslora" || OTHER_KINDS.iter().any(|(other, _)| *other == key);
         for (key, value) in self.object {
             let Some(key) = key.strip_prefix(self.prefix) else { continue };
             if key.starts_with("use_") && is_set(value) && !is_known(key) {
-                return refuse(key, value, "a kind of LoRA that is not known here");
+                return self.not_plain(key, value, "a kind of LoRA that is not known here");
             }
         }
+        Ok(())
+    }
+
+    /// Fails if the weights of the base were changed, too, because the adapter alone is then not all that was trained.
+    fn refuse_changed_base(&self) -> Result<(), LoraError> {
         if let Some(bias) = self.get("bias").filter(|bias| bias.as_str() != Some("none")) {
-            return refuse("bias", bias, "biases of the base were trained, too; if it has none, set it to none");
+            let what = "biases of the base were trained, too; if it has none, set it to none";
+            return self.not_plain("bias", bias, what);
         }
         let changes_base = |value: &Value| {
             let name = value.as_str().unwrap_or_default().to_lowercase();
             CHANGES_OF_BASE.iter().any(|change| name.starts_with(change))
         };
         match self.get("init_lora_weights") {
-            Some(value) if changes_base(value) => refuse(
+            Some(value) if changes_base(value) => self.not_plain(
                 "init_lora_weights",
                 value,
                 "the weights of its base were changed, too; save it as a LoRA of the unchanged base \
@@ -257,13 +276,13 @@ impl Config {
             return Ok(None);
         }
         let fields = Fields { path, object, prefix };
-        fields.refuse_other_kinds()?;
+        fields.check_plain()?;
         let alpha = fields.get("lora_alpha").map(|alpha| fields.number("lora_alpha", alpha)).transpose()?;
         Ok(Some(Self {
             path: path.into(),
             rank: fields.get("r").map(|rank| fields.rank("r", rank)).transpose()?,
             lora_alpha: alpha.unwrap_or(DEFAULT_ALPHA),
-            rank_stabilised: fields.flag("use_rslora")?.unwrap_or(false),
+            is_rank_stabilised: fields.flag("use_rslora")?.unwrap_or(false),
             rank_pattern: fields.patterns("rank_pattern", Fields::rank)?,
             alpha_pattern: fields.patterns("alpha_pattern", Fields::number)?,
             has_bias: fields.flag("lora_bias")?,
@@ -275,7 +294,7 @@ impl Config {
     /// `alpha / sqrt(rank)`, so its alpha is multiplied by `sqrt(rank)`.
     pub fn alpha(&self, layer: &str, rank: usize) -> f64 {
         let alpha = first_match(&self.alpha_pattern, layer).unwrap_or(self.lora_alpha);
-        if self.rank_stabilised { alpha * (rank as f64).sqrt() } else { alpha }
+        if self.is_rank_stabilised { alpha * (rank as f64).sqrt() } else { alpha }
     }
 
     /// Fails if PEFT would not load this layer of the file, because the configuration does not select it, or has
@@ -320,7 +339,8 @@ impl Selection {
         match targets {
             // `layers_to_transform` limits the blocks of layers that a list selects by the end of their names.
             Modules::Names(names) if !self.blocks.is_empty() && !names.iter().any(|name| name == layer) => {
-                let block = self.block_of.iter().find_map(|pattern| pattern.captures(layer).ok().flatten()?.get(1));
+                let block =
+                    self.block_patterns.iter().find_map(|pattern| pattern.captures(layer).ok().flatten()?.get(1));
                 let block = block.and_then(|number| number.as_str().parse().ok());
                 block.is_none_or(|block| !self.blocks.contains(&block)).then_some("layers_to_transform")
             }

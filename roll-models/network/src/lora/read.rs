@@ -10,12 +10,12 @@ use serde_json::Value;
 use crate::weights::{Checkpoint, WeightsError};
 
 use super::about;
-use super::error::{LoraError, some};
+use super::error::{LoraError, first_names};
 use super::keys::{self, ALPHAS_KEY, Key, Part};
 use super::layer_names::{self, Names};
 use super::peft::{self, Config};
-use super::write::{rounded, scaled};
-use super::{Convention, Difference, Expert, Layer, Lora};
+use super::write::{scaled_exactly, scaled_to_f32};
+use super::{Convention, Difference, Expert, Layer, Lora, is_same_alpha};
 
 /// A LoRA file with one adapter, or with one adapter for each of two transformers.
 #[derive(Clone, Debug)]
@@ -39,7 +39,7 @@ impl LoraFile {
         let file = if path.is_dir() { path.join(peft::WEIGHTS_FILE) } else { path.to_path_buf() };
         let checkpoint = Checkpoint::open(&file)?;
         if !checkpoint.keys().any(keys::is_lora_key) {
-            return Err(no_lora(&file, &some(checkpoint.keys(), 3)));
+            return Err(no_lora(&file, &first_names(checkpoint.keys(), 3)));
         }
         let config_path = file.with_file_name(peft::CONFIG_FILE);
         let config = match files::read_filled(&config_path, files::MAX_TEXT) {
@@ -84,17 +84,7 @@ impl LoraFile {
         for (text, key) in &keys {
             adapters.entry(key.expert).or_default().add(path, text, key, convention, &state[*text])?;
         }
-        // If the file has an adapter for the second transformer, the adapter without a number is for the first.
-        if adapters.contains_key(&Some(Expert::Low))
-            && let Some(first) = adapters.remove(&None)
-        {
-            adapters.insert(Some(Expert::High), first);
-        }
-        if adapters.contains_key(&None) && adapters.contains_key(&Some(Expert::High)) {
-            let problem = "has layers with the prefix of the first expert, `transformer_1.`, and others with none of an \
-                           expert: expected one of both kinds, or `transformer_1.` and `transformer_2.`";
-            return Err(LoraError::invalid(path, problem));
-        }
+        assign_unnumbered(path, &mut adapters)?;
         let adapters = adapters.into_iter().map(|(expert, raw)| {
             // In the header, only the second transformer has a prefix of its own.
             let expert_of_prefix = expert.filter(|expert| *expert == Expert::Low);
@@ -121,13 +111,29 @@ impl LoraFile {
             return found.ok_or(LoraError::NoExpert { path, expert, found: None });
         }
         let lora = adapters.pop().ok_or_else(|| no_lora(&path, "no tensors"))?;
-        match (expert, lora.is_for()) {
+        match (expert, lora.target_expert()) {
             (Some(expert), Some(found)) if found != expert => {
                 Err(LoraError::NoExpert { path, expert, found: Some(found) })
             }
             _ => Ok(lora),
         }
     }
+}
+
+/// Assigns the adapter whose keys have no prefix of an expert to the first transformer if the file also has an adapter
+/// for the second. Fails if the file has such an adapter and another one for the first transformer.
+fn assign_unnumbered(path: &Path, adapters: &mut BTreeMap<Option<Expert>, RawAdapter>) -> Result<(), LoraError> {
+    if adapters.contains_key(&Some(Expert::Low))
+        && let Some(first) = adapters.remove(&None)
+    {
+        adapters.insert(Some(Expert::High), first);
+    }
+    if adapters.contains_key(&None) && adapters.contains_key(&Some(Expert::High)) {
+        let problem = "has layers with the prefix of the first expert, `transformer_1.`, and others with none of an \
+                       expert: expected one of both kinds, or `transformer_1.` and `transformer_2.`";
+        return Err(LoraError::invalid(path, problem));
+    }
+    Ok(())
 }
 
 fn no_lora(path: &Path, found: &str) -> LoraError {
@@ -249,7 +255,7 @@ impl RawAdapter {
         }
         if !matches!(tensor.dtype(), DType::F32 | DType::Bf16 | DType::F16) && key.part != Part::Alpha {
             let found = format!("{} in `{text}`", tensor.dtype());
-            return Err(shape_error(path, &official, "values of f32, bf16 or f16", &found));
+            return Err(layer_error(path, &official, "values of f32, bf16 or f16", &found));
         }
         layer.parts.push((key.part, tensor.clone()));
         Ok(())
@@ -296,33 +302,40 @@ impl RawLayer {
         }
         let alpha = self.alpha(path, name, down.shape()[0], scales)?;
         let mut layer = Layer { down, up, alpha, bias };
-        // A DiffSynth file of this project has the scale in `B`, which is undone here; see the module's documentation.
         let alpha_in_header = scales.alphas.is_some_and(|alphas| alphas.contains_key(name));
         let b_has_scale = alpha_in_header && scales.convention == Convention::DiffSynth;
+        self.undo_scale(path, name, &mut layer, b_has_scale)?;
+        Ok(layer)
+    }
+
+    /// Removes the scale from the matrix B of `layer` if `b_has_scale`, as in the DiffSynth files of this project (see
+    /// the documentation of the module [`super`]).
+    fn undo_scale(&mut self, path: &Path, name: &str, layer: &mut Layer, b_has_scale: bool) -> Result<(), LoraError> {
         match (self.take(Part::UnscaledUp), b_has_scale) {
             // A file of another program or convention.
-            (None, false) => {}
+            (None, false) => Ok(()),
             // The file also has the unscaled `B`.
             (Some(unscaled), true) => {
                 check_shapes(path, name, &layer.down, &unscaled, None)?;
                 layer.up = unscaled;
+                Ok(())
             }
             // A scale of 0 cannot be divided out.
             (None, true) if layer.scale() == 0.0 => {
                 let problem = format!("layer `{name}`: the header says alpha 0, which cannot be undone");
-                return Err(LoraError::invalid(path, problem));
+                Err(LoraError::invalid(path, problem))
             }
             // The scale is divided out: in the matrix's own dtype if that is exact, otherwise in f32.
             (None, true) => {
                 let factor = 1.0 / layer.scale();
-                layer.up = scaled(&layer.up, factor).unwrap_or_else(|| rounded(&layer.up, factor));
+                layer.up = scaled_exactly(&layer.up, factor).unwrap_or_else(|| scaled_to_f32(&layer.up, factor));
+                Ok(())
             }
             (Some(_), false) => {
                 let problem = format!("layer `{name}`: an unscaled matrix B without `{ALPHAS_KEY}` in the header");
-                return Err(LoraError::invalid(path, problem));
+                Err(LoraError::invalid(path, problem))
             }
         }
-        Ok(layer)
     }
 
     /// The alpha of the layer; `None` if it equals the rank. Fails if the header contradicts the configuration.
@@ -338,7 +351,7 @@ impl RawLayer {
         let in_header = scales.alphas.and_then(|alphas| alphas.get(name)).copied();
         let in_config = scales.config.map(|config| config.alpha(&self.name, rank));
         if let (Some(header), Some(config)) = (in_header, in_config)
-            && (header - config).abs() > 1e-6 * config.abs()
+            && !is_same_alpha(header, config)
         {
             let problem = format!(
                 "layer `{name}`: its header says alpha {header}, {} beside it {config}; remove one of them",
@@ -355,7 +368,7 @@ impl RawLayer {
     }
 }
 
-pub(super) fn shape_error(path: &Path, layer: &str, expected: &str, found: &str) -> LoraError {
+pub(super) fn layer_error(path: &Path, layer: &str, expected: &str, found: &str) -> LoraError {
     LoraError::invalid(path, format!("layer `{layer}`: expected {expected}, found {found}"))
 }
 
@@ -365,14 +378,14 @@ fn check_shapes(path: &Path, name: &str, down: &Tensor, up: &Tensor, bias: Optio
         ([rank, _, ..], [out, columns, rest @ ..]) if rank == columns && *rank > 0 && rest.iter().all(|d| *d == 1) => {
             match bias {
                 Some(bias) if bias.shape() != [*out] => {
-                    Err(shape_error(path, name, &format!("a bias of {out} values"), &format!("{:?}", bias.shape())))
+                    Err(layer_error(path, name, &format!("a bias of {out} values"), &format!("{:?}", bias.shape())))
                 }
                 _ => Ok(()),
             }
         }
         (down, up) => {
             let expected = "A of [rank, in, ...] and B of [out, rank, 1, ...]";
-            Err(shape_error(path, name, expected, &format!("A {down:?}, B {up:?}")))
+            Err(layer_error(path, name, expected, &format!("A {down:?}, B {up:?}")))
         }
     }
 }

@@ -54,7 +54,7 @@ pub struct OpenedAdapter {
     pub path: PathBuf,
     /// The transformer that the adapter is for, from the configuration, the tensor names, the header or the file name.
     pub expert: Option<Expert>,
-    /// Whether `expert` is only a guess, from the file name or a name in the header.
+    /// Whether `expert` is only a guess, from the file name or, failing that, from a name in the header.
     pub expert_from_file_name: bool,
     /// Factor of the adapter's additions.
     pub strength: f64,
@@ -84,7 +84,7 @@ impl AdapterSources {
         let mut opened = Vec::new();
         for source in sources {
             for (expert, text) in source.paths(&resolve)? {
-                let (path, strength) = with_strength(text, &resolve)?;
+                let (path, strength) = split_strength(text, &resolve)?;
                 for file in files(&resolve(&path))? {
                     opened.extend(open(&file, expert, strength)?);
                 }
@@ -121,7 +121,7 @@ impl AdapterSource {
 }
 
 /// Splits `FILE=0.8` into path and strength. The strength is 1 if it is missing.
-fn with_strength(text: &str, resolve: &impl Fn(&Path) -> PathBuf) -> Result<(PathBuf, f64)> {
+fn split_strength(text: &str, resolve: &impl Fn(&Path) -> PathBuf) -> Result<(PathBuf, f64)> {
     let whole = PathBuf::from(text);
     if resolve(&whole).exists() {
         return Ok((whole, 1.0));
@@ -169,9 +169,9 @@ pub fn newest_checkpoint(path: &Path) -> Result<Option<PathBuf>> {
     if !weight_files(path)?.is_empty() {
         return Ok(None);
     }
-    // `path` is a run, or a directory of checkpoints.
-    let checkpoints = [path.join("checkpoints"), path.to_path_buf()].into_iter().find(|directory| directory.is_dir());
-    let mut steps = entries(&checkpoints.unwrap_or_default())?;
+    let checkpoints_of_run = path.join("checkpoints");
+    let checkpoints = if checkpoints_of_run.is_dir() { checkpoints_of_run.as_path() } else { path };
+    let mut steps = entries(checkpoints)?;
     steps.retain(|step| {
         let name = step.file_name().unwrap_or_default().to_string_lossy();
         name.starts_with("step-") && step.join("manifest.json").is_file()
@@ -225,7 +225,7 @@ impl LoraFile {
         let mut opened = files(path)?.iter().map(Self::open).collect::<Result<Vec<_>, _>>()?;
         if let Some(expert) = expert {
             if opened.len() >= 2 {
-                opened.retain(|file| file.adapters.iter().any(|lora| lora.is_for() == Some(expert)));
+                opened.retain(|file| file.adapters.iter().any(|lora| lora.target_expert() == Some(expert)));
             }
             if opened.is_empty() {
                 return Err(LoraError::NoExpert { path: path.into(), expert, found: None }.into());
@@ -238,13 +238,13 @@ impl LoraFile {
 /// Reads the adapters of a file. Fails if the file is for another expert than `assigned`.
 fn open(path: &Path, assigned: Option<Expert>, strength: f64) -> Result<Vec<OpenedAdapter>> {
     let checkpoint = Checkpoint::open(path)?;
-    // The file's adapters, each with the expert that tensor names or header say, and the header.
     let is_lora = checkpoint.keys().any(is_lora_key);
+    // The file's adapters, each with the expert that tensor names or header say, and the header.
     let adapters: Vec<(Option<Expert>, AdapterWeights, BTreeMap<String, String>)> = if is_lora {
         let file = LoraFile::open(path)?;
         let header = file.metadata;
         let loras = file.adapters.into_iter();
-        loras.map(|lora| (lora.is_for(), AdapterWeights::Lora(lora), header.clone())).collect()
+        loras.map(|lora| (lora.target_expert(), AdapterWeights::Lora(lora), header.clone())).collect()
     } else {
         let header = checkpoint.metadata();
         vec![(about::expert(path, &header)?, AdapterWeights::Full(checkpoint.all()?), header)]

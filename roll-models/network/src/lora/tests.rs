@@ -147,7 +147,7 @@ fn files_with_both_experts_have_two_adapters() {
     // diffusers' loader drops keys of any other prefix, whichever transformer it loads into.
     assert!(written.state.keys().all(|key| key.starts_with("transformer.")), "{:?}", written.state.keys());
     let again = LoraFile::read(Path::new("x"), &written.state, written.metadata, None).unwrap();
-    assert_eq!(again.adapters[0].is_for(), Some(Expert::Low), "the header names the expert");
+    assert_eq!(again.adapters[0].target_expert(), Some(Expert::Low), "the header names the expert");
     assert!(matches!(again.one(Some(Expert::High)), Err(LoraError::NoExpert { .. })));
 }
 

@@ -10,11 +10,11 @@ use serde_json::Value;
 use crate::weights::{WeightsError, save_safetensors};
 
 use super::about;
-use super::error::{LoraError, some};
+use super::error::{LoraError, first_names};
 use super::keys::{ALPHAS_KEY, UNSCALED};
 use super::layer_names::{self, Names};
 use super::peft::{self, RankAndAlpha};
-use super::{Convention, Layer, Lora};
+use super::{Convention, Difference, Layer, Lora};
 
 /// Options of a LoRA file.
 #[derive(Clone, Copy, Debug)]
@@ -44,7 +44,7 @@ impl EncodedLora {
         let WriteOptions { convention, names } = options;
         check_convention(lora, convention)?;
         let mut written = Self { metadata: metadata.clone(), ..Self::default() };
-        if let Some(expert) = lora.is_for() {
+        if let Some(expert) = lora.target_expert() {
             written.metadata.insert(about::EXPERT.into(), expert.to_string());
         }
         // Alphas that differ from the rank, by the name of the layer.
@@ -67,38 +67,44 @@ impl EncodedLora {
             written.add_layer(&stem, layer, convention, alpha);
         }
         for (name, difference) in &lora.differences {
-            let stem = stem_of(name, convention, names);
-            let parts =
-                [(".diff", &difference.weight), (".diff_b", &difference.bias), (".diff_m", &difference.modulation)];
-            for (suffix, tensor) in parts {
-                if let Some(tensor) = tensor {
-                    written.state.insert(format!("{stem}{suffix}"), tensor.clone());
-                }
-            }
+            written.add_difference(&stem_of(name, convention, names), difference);
         }
         let has_bias = lora.layers.values().any(|layer| layer.bias.is_some());
-        match convention {
-            Convention::Peft => {
-                written.adapter_config = Some(peft::adapter_config(peft::fields(&ranks_and_alphas, has_bias, "")));
-            }
-            // diffusers derives the configuration itself if all scales are 1.
-            Convention::Diffusers if !alphas.is_empty() => {
-                let fields = peft::fields(&ranks_and_alphas, has_bias, prefix_of(convention));
-                written.metadata.insert(peft::DIFFUSERS_KEY.into(), Value::Object(fields).to_string());
-            }
-            _ => {}
-        }
+        written.add_scales(convention, &alphas, &ranks_and_alphas, has_bias);
         if matches!(convention, Convention::ComfyUi | Convention::Kohya) {
             let layers = lora.layers.values().map(|layer| (layer.rank(), layer.alpha.unwrap_or(layer.rank() as f64)));
             for (name, value) in about::kohya_entries(layers, metadata) {
                 written.metadata.entry(name).or_insert(value);
             }
         }
-        if matches!(convention, Convention::Peft | Convention::DiffSynth) && !alphas.is_empty() {
-            let text = serde_json::to_string(&alphas).unwrap_or_default();
-            written.metadata.insert(ALPHAS_KEY.into(), text);
-        }
         Ok(written)
+    }
+
+    /// Adds the scales where the convention has them outside the layers' tensors: in the header, or in the
+    /// configuration next to the file. `alphas` are those that differ from the rank, by the name of the layer.
+    /// `ranks_and_alphas` are those of every layer, by the name that PEFT's configuration has.
+    fn add_scales(
+        &mut self,
+        convention: Convention,
+        alphas: &BTreeMap<String, f64>,
+        ranks_and_alphas: &BTreeMap<String, RankAndAlpha>,
+        has_bias: bool,
+    ) {
+        match convention {
+            Convention::Peft => {
+                self.adapter_config = Some(peft::adapter_config(peft::fields(ranks_and_alphas, has_bias, "")));
+            }
+            // diffusers derives the configuration itself if all scales are 1.
+            Convention::Diffusers if !alphas.is_empty() => {
+                let fields = peft::fields(ranks_and_alphas, has_bias, prefix_of(convention));
+                self.metadata.insert(peft::DIFFUSERS_KEY.into(), Value::Object(fields).to_string());
+            }
+            _ => {}
+        }
+        if matches!(convention, Convention::Peft | Convention::DiffSynth) && !alphas.is_empty() {
+            let text = serde_json::to_string(alphas).unwrap_or_default();
+            self.metadata.insert(ALPHAS_KEY.into(), text);
+        }
     }
 
     /// Adds the tensors of a layer, whose names begin with `stem`.
@@ -108,11 +114,11 @@ impl EncodedLora {
         // DiffSynth has no alpha, so the scale is multiplied into B. If this cannot be undone exactly, the file also
         // has the unscaled B. Layers with a bias have the scale 1 (`check_convention`).
         if convention == Convention::DiffSynth && layer.scale() != 1.0 {
-            match scaled(&up, layer.scale()) {
+            match scaled_exactly(&up, layer.scale()) {
                 Some(exact) => up = exact,
                 None => {
                     self.state.insert(format!("{stem}{UNSCALED}"), layer.up.clone());
-                    up = rounded(&up, layer.scale());
+                    up = scaled_to_f32(&up, layer.scale());
                 }
             }
         }
@@ -128,6 +134,16 @@ impl EncodedLora {
         };
         if has_alpha {
             self.state.insert(format!("{stem}.alpha"), Tensor::scalar(alpha as f32));
+        }
+    }
+
+    /// Adds the tensors of whole differences, whose names begin with `stem`.
+    fn add_difference(&mut self, stem: &str, difference: &Difference) {
+        let parts = [(".diff", &difference.weight), (".diff_b", &difference.bias), (".diff_m", &difference.modulation)];
+        for (suffix, tensor) in parts {
+            if let Some(tensor) = tensor {
+                self.state.insert(format!("{stem}{suffix}"), tensor.clone());
+            }
         }
     }
 
@@ -235,7 +251,7 @@ fn check_convention(lora: &Lora, convention: Convention) -> Result<(), LoraError
         return Err(LoraError::Unrepresentable(format!(
             "Wan has no layer that kohya would call {}: give the model they are for (--base), whose names tell where the \
              dots are",
-            some(lora.undotted.iter().map(String::as_str), 5)
+            first_names(lora.undotted.iter().map(String::as_str), 5)
         )));
     }
     let is_comfyui_or_kohya = matches!(convention, Convention::ComfyUi | Convention::Kohya);
@@ -255,14 +271,14 @@ fn check_convention(lora: &Lora, convention: Convention) -> Result<(), LoraError
 }
 
 /// Returns `tensor * factor` in its own dtype if division restores the same bits, and `None` otherwise.
-pub(super) fn scaled(tensor: &Tensor, factor: f64) -> Option<Tensor> {
-    let product = rounded(tensor, factor).to_float(tensor.dtype()).ok()?;
-    let back = rounded(&product, 1.0 / factor).to_float(tensor.dtype()).ok()?;
+pub(super) fn scaled_exactly(tensor: &Tensor, factor: f64) -> Option<Tensor> {
+    let product = scaled_to_f32(tensor, factor).to_float(tensor.dtype()).ok()?;
+    let back = scaled_to_f32(&product, 1.0 / factor).to_float(tensor.dtype()).ok()?;
     (back.as_bytes() == tensor.as_bytes()).then_some(product)
 }
 
 /// Computes `tensor * factor` in f64 and rounds it to f32.
-pub(super) fn rounded(tensor: &Tensor, factor: f64) -> Tensor {
+pub(super) fn scaled_to_f32(tensor: &Tensor, factor: f64) -> Tensor {
     let values: Vec<f32> = tensor.to_f32_vec().into_iter().map(|v| (f64::from(v) * factor) as f32).collect();
     // The number of values is unchanged, so the shape fits.
     Tensor::new(values, tensor.shape()).unwrap_or_else(|_| tensor.clone())

@@ -71,8 +71,8 @@ impl WeightStore for Streamed {
             return self.source.read(prefix, &mut SegmentMemory::default());
         };
         let device = &self.source.device;
-        let prefetch_next = true;
-        let (weights, memory) = prefetcher.segment(prefix, prefetch_next, |prefix| {
+        let should_prefetch_next = true;
+        let (weights, memory) = prefetcher.segment(prefix, should_prefetch_next, |prefix| {
             let (source, name) = (self.source.clone(), prefix.to_string());
             let mut memory = self.sizes.reserve(prefix, device);
             Ok(begin(device, Purpose::Weights, move || Ok((source.read(&name, &mut memory)?, memory))))

@@ -23,7 +23,7 @@ pub struct Pass {
     /// Trainable parameters; `None` runs the base model.
     pub trainable: Option<Snapshot>,
     /// Whether every weight is trainable. Frozen weights are then not read.
-    pub full: bool,
+    pub trains_all_weights: bool,
     /// Scale of the adapters, `alpha / rank`.
     pub lora_scale: f64,
     /// Dtype of the matrix products in blocks; see [`Scope::products`].
@@ -74,15 +74,17 @@ impl Pass {
         f: impl FnOnce(&Scope<'_>) -> Result<T>,
     ) -> Result<T> {
         let trainable = self.trainable.as_ref().map(|all| all.segment(prefix)).transpose()?;
-        let weights = if self.full && trainable.is_some() { Weights::default() } else { self.store.segment(prefix)? };
+        let reads_frozen = !self.trains_all_weights || trainable.is_none();
+        let weights = if reads_frozen { self.store.segment(prefix)? } else { Weights::default() };
         let (trainable, lora_scale) = (trainable.as_ref(), self.lora_scale);
         f(&Scope { weights: &weights, trainable, lora_scale, tape, products, fp8: self.fp8 })
     }
 
-    /// Expands a modulation from one row per group to one row per token, if it is trained and there are several groups.
-    /// The sums of its gradient over tokens then keep their order, and so their bits. Other modulations stay as they
-    /// are.
-    fn modulation(&self, rows: Tensor<2>) -> Tensor<2> {
+    /// Prepares a modulation, which has one row per group, for the operators that [`Pass::row_groups`] describes.
+    ///
+    /// A trained modulation of several groups is expanded to one row per token: the pullback of the expansion sums its
+    /// gradient over the tokens of a group always in the same order. Other modulations are returned unchanged.
+    fn prepared_modulation(&self, rows: Tensor<2>) -> Tensor<2> {
         let [group_count, width] = rows.dims();
         let [first_size, ..] = self.groups.as_slice() else { return rows };
         if group_count == 1 || !self.trains_modulation {
@@ -99,8 +101,8 @@ impl Pass {
         Tensor::cat(not_empty.map(expand).collect(), 0)
     }
 
-    /// Sizes of the groups of tokens that share a row of [`Pass::modulation`]. Empty if each token has a row of its
-    /// own.
+    /// Sizes of the groups of tokens that share a row of [`Pass::prepared_modulation`]. Empty if each token has a row
+    /// of its own, or all tokens share a single trained row.
     fn row_groups(&self) -> &[usize] {
         if self.trains_modulation { &[] } else { &self.groups }
     }
@@ -216,8 +218,8 @@ impl Block {
         let bias = scope.weight::<3>(&format!("{name}.modulation"))?.reshape([1, 6 * dim]);
         let modulation = modulation + bias;
         let part = |i: usize| modulation.clone().narrow(1, i * dim, dim);
-        let shift_or_gate = |i: usize| pass.modulation(part(i));
-        let gain = |i: usize| pass.modulation(part(i) + 1.0);
+        let shift_or_gate = |i: usize| pass.prepared_modulation(part(i));
+        let gain = |i: usize| pass.prepared_modulation(part(i) + 1.0);
 
         let groups = pass.row_groups();
         let modulated_norm =
@@ -307,7 +309,7 @@ impl Segment for Head {
             let bias = scope.weight::<3>("head.modulation")?;
             let time = shared[shared::TIME].rank::<2>()?;
             let part = |i: usize| time.clone() + bias.clone().narrow(1, i, 1).reshape([1, dim]);
-            let [gain, shift] = [part(1) + 1.0, part(0)].map(|rows| pass.modulation(rows));
+            let [gain, shift] = [part(1) + 1.0, part(0)].map(|rows| pass.prepared_modulation(rows));
             let h = ops::layer_norm_groups(x, gain, shift, pass.row_groups(), EPS, DType::F32);
             let out = scope.linear(h, "head.head")?;
             pass.probe_value(|| "head".into(), &out);

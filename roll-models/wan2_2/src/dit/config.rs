@@ -36,6 +36,7 @@ pub struct DitConfig {
 
 /// Whether a tensor is a counter or an optimizer state of a training, which some files have next to the weights.
 fn is_training_state(key: &str, shape: &[usize]) -> bool {
+    // A counter is a scalar.
     shape.is_empty() || key.starts_with("optimizer")
 }
 
@@ -45,7 +46,7 @@ impl DitConfig {
         self.layers + 2
     }
 
-    /// The published model with these channels, or `unknown`.
+    /// The published model with these channels and image branch, or `unknown`.
     pub fn kind(&self) -> &'static str {
         match (self.in_channels, self.out_channels, self.image_dim) {
             (36, 16, None) => "image to video, Wan2.2-A14B",

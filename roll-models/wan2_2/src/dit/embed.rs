@@ -10,11 +10,14 @@ pub const EPS: f64 = 1e-6;
 /// Epsilon of the norms in the image branch: PyTorch's default for LayerNorm.
 const IMAGE_EPS: f64 = 1e-5;
 
+/// Ratio of the highest to the lowest frequency of the sinusoidal embedding, nearly.
+const FREQUENCY_BASE: f64 = 10_000.0;
+
 /// Sinusoidal embedding, f32 `[timesteps, width]`: cosines, then sines. Angles are computed in f64, as in the official
 /// model.
 pub fn sinusoid(timesteps: &[Timestep], width: usize, device: &Device) -> Tensor<2> {
     let half = width / 2;
-    let frequency = |i: usize| 10_000f64.powf(-(i as f64) / half as f64);
+    let frequency = |i: usize| FREQUENCY_BASE.powf(-(i as f64) / half as f64);
     let values: Vec<f32> = timesteps
         .iter()
         .flat_map(|t| {

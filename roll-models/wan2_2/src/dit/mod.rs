@@ -38,10 +38,10 @@ use batch::{Batch, BatchShape};
 use block::{Head, PatchEmbedding};
 
 /// Prefixes of the weights that stay f32 by default: the time embedding, which affects every block, and the head.
-pub const EXACT: [&str; 3] = ["time_embedding.", "time_projection.", "head."];
+pub const F32_PREFIXES: [&str; 3] = ["time_embedding.", "time_projection.", "head."];
 
 /// Prefixes of the weights of the embeddings, which all blocks share.
-const EMBEDDINGS: [&str; 3] = ["time_", "text_", "img_"];
+const EMBEDDING_PREFIXES: [&str; 3] = ["time_", "text_", "img_"];
 
 /// A transformer: the only one or one of two experts.
 pub struct Dit {
@@ -51,9 +51,9 @@ pub struct Dit {
     /// The trainable parameters: adapters, or every weight.
     parameters: Option<Parameters>,
     /// The parameters of [`Adapter::Start`].
-    start: Option<Start>,
+    initial: Option<InitialParameters>,
     /// Whether every weight is among the parameters.
-    full: bool,
+    trains_all_weights: bool,
     /// The ranks between which trained weights are sharded.
     ranks: Option<Arc<dyn Communicator>>,
     /// The ranks between which the tokens of a pass are sharded.
@@ -65,23 +65,23 @@ pub struct Dit {
     activations: Option<DType>,
     /// The default of [`PassMemory::memory`].
     memory: Memory,
-    /// The default of [`PassMemory::attention`].
+    /// The default of [`PassMemory::keeps_attention`].
     keeps_attention: bool,
     probe: Option<Probe>,
     rotary: Rotary,
 }
 
-/// What a recorded pass keeps until its pullback.
+/// The values that a recorded pass keeps until its pullback.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PassMemory {
     /// Whether the inputs of blocks, or everything, are kept, and where.
     pub memory: Memory,
     /// Whether the results of self-attention stay on the device.
-    pub attention: bool,
+    pub keeps_attention: bool,
 }
 
 /// The trained parameters at the start of training, if they come from a file.
-struct Start {
+struct InitialParameters {
     state: StateDict,
     /// The parameters on the device, from the first pass that uses them.
     parameters: Mutex<Option<Parameters>>,
@@ -122,8 +122,8 @@ impl Dit {
             config,
             store,
             parameters: None,
-            start: None,
-            full: false,
+            initial: None,
+            trains_all_weights: false,
             ranks: None,
             token_ranks: None,
             lora_scale: 1.0,
@@ -202,7 +202,7 @@ impl Dit {
     /// Adds trainable parameters. Adapters do not change the network at first: A is uniform in +-1/sqrt(in), as in
     /// PEFT, and B is zero. `base` contains the initial weights of full fine-tuning.
     pub fn add_trainable(&mut self, trainable: &Trainable, noise: &Noise, base: &StateDict) -> Result<()> {
-        self.full = *trainable == Trainable::Full;
+        self.trains_all_weights = *trainable == Trainable::Full;
         match trainable {
             Trainable::Frozen => self.parameters = None,
             Trainable::Lora { .. } | Trainable::Layers { .. } => {
@@ -266,63 +266,43 @@ impl Dit {
         adapter: Adapter,
         grad: Grad,
     ) -> Result<(Tensor, Option<Pullback>)> {
-        self.velocities_keeping(inputs, adapter, grad, self.keeps())
+        self.velocities_keeping(inputs, adapter, grad, self.default_memory())
     }
 
-    /// What a recorded pass keeps until its pullback, unless [`Dit::velocities_keeping`] says otherwise.
-    pub fn keeps(&self) -> PassMemory {
-        PassMemory { memory: self.memory, attention: self.keeps_attention }
+    /// What a recorded pass of [`Dit::velocities`] keeps until its pullback.
+    pub fn default_memory(&self) -> PassMemory {
+        PassMemory { memory: self.memory, keeps_attention: self.keeps_attention }
     }
 
-    /// Like [`Dit::velocities`]. `keeps` is what this pass keeps until its pullback.
+    /// Computes velocities like [`Dit::velocities`]. `kept` is what this pass keeps until its pullback.
     pub fn velocities_keeping(
         &self,
         inputs: &[VelocityInput<'_>],
         adapter: Adapter,
         grad: Grad,
-        keeps: PassMemory,
+        kept: PassMemory,
     ) -> Result<(Tensor, Option<Pullback>)> {
         let device = self.store.device().clone();
         let batch = Batch::new(inputs, &self.config)?;
-        let [cos, sin] = self.rotary.tables(batch.shape, self.config.head_dim(), &device)?;
         // This rank's tokens: all, unless they are sharded.
         let own_tokens = self.own_tokens(&batch)?;
-        let [cos, sin] = [cos, sin].map(|table| own_tokens.select(table));
         let trainable = match adapter {
             Adapter::On => self.parameters.as_ref().map(Parameters::snapshot),
-            Adapter::Start => self.start()?,
+            Adapter::Start => self.initial_snapshot()?,
             Adapter::Off => None,
         };
         // The embeddings need gradients only if their own weights are trained.
-        let trained = trainable.as_ref().map(|s| s.parameters().clone());
-        let is_embedding = |name: &str| EMBEDDINGS.iter().any(|prefix| name.starts_with(prefix));
-        let has_trained_embedding =
-            trained.as_ref().is_some_and(|parameters| parameters.specs().iter().any(|spec| is_embedding(&spec.name)));
-        let trains_embeddings = grad.is_on() && has_trained_embedding;
-        let pass = Arc::new(Pass {
-            config: self.config.clone(),
-            store: self.store.clone(),
-            trainable,
-            full: self.full,
-            lora_scale: self.lora_scale,
-            products: self.products,
-            fp8: self.fp8_products,
-            activations: self.activations.unwrap_or_else(|| activation_dtype(&device, self.products)),
-            rope: (cos, sin),
-            samples: inputs.len(),
-            groups: own_tokens.groups(&batch.groups),
-            trains_modulation: self.full || trains_embeddings,
-            image_rows: batch.image_rows,
-            token_ranks: self.token_ranks.clone(),
-            probe: self.probe.clone(),
-        });
+        let trained = trainable.as_ref().map(|snapshot| snapshot.parameters().clone());
+        let trains_embeddings =
+            grad.is_on() && trained.as_ref().is_some_and(|parameters| has_embedding(parameters.specs()));
+        let pass = Arc::new(self.new_pass(&batch, &own_tokens, trainable, trains_embeddings)?);
 
         let tape = if trains_embeddings { Tape::on() } else { Tape::off() };
         let (shared, recorded_embeddings) = vjp(&[], tape, |_, tape| embed_all(&pass, tape, &batch, &device))?;
 
         let state = NdTensor::from(own_tokens.select(to_device::<2>(&batch.tokens, &device)?));
-        let chain = chain_of_segments(&pass, keeps.attention && grad.is_on());
-        let (out, record) = chain.forward(state, shared, grad, keeps.memory, trains_embeddings, trained.clone())?;
+        let chain = chain_of_segments(&pass, kept.keeps_attention && grad.is_on());
+        let (out, record) = chain.forward(state, shared, grad, kept.memory, trains_embeddings, trained.clone())?;
         let velocities = batch.shape.to_latents(&own_tokens.gather(to_host(out.rank::<2>()?)?)?, Order::ChannelLast)?;
 
         let shape = batch.shape;
@@ -343,18 +323,48 @@ impl Dit {
         Ok((velocities, pullback))
     }
 
+    /// The state of a pass over this rank's tokens of `batch`.
+    fn new_pass(
+        &self,
+        batch: &Batch,
+        own_tokens: &OwnTokens,
+        trainable: Option<Snapshot>,
+        trains_embeddings: bool,
+    ) -> Result<Pass> {
+        let device = self.store.device();
+        let tables = self.rotary.tables(batch.shape, self.config.head_dim(), device)?;
+        let [cos, sin] = tables.map(|table| own_tokens.select(table));
+        Ok(Pass {
+            config: self.config.clone(),
+            store: self.store.clone(),
+            trainable,
+            trains_all_weights: self.trains_all_weights,
+            lora_scale: self.lora_scale,
+            products: self.products,
+            fp8: self.fp8_products,
+            activations: self.activations.unwrap_or_else(|| activation_dtype(device, self.products)),
+            rope: (cos, sin),
+            samples: batch.shape.samples,
+            groups: own_tokens.groups(&batch.groups),
+            trains_modulation: self.trains_all_weights || trains_embeddings,
+            image_rows: batch.image_rows,
+            token_ranks: self.token_ranks.clone(),
+            probe: self.probe.clone(),
+        })
+    }
+
     /// Sets the parameters of [`Adapter::Start`], by name. The device holds them from the first pass that uses them.
     pub fn start_from(&mut self, state: StateDict) {
-        self.start = Some(Start { state, parameters: Mutex::default() });
+        self.initial = Some(InitialParameters { state, parameters: Mutex::default() });
     }
 
     /// The parameters of [`Adapter::Start`], which are uploaded now if they are not on the device yet.
-    fn start(&self) -> Result<Option<Snapshot>> {
-        let (Some(start), Some(trained)) = (&self.start, &self.parameters) else { return Ok(None) };
-        let mut uploaded = start.parameters.lock().unwrap_or_else(PoisonError::into_inner);
+    fn initial_snapshot(&self) -> Result<Option<Snapshot>> {
+        let (Some(initial), Some(trained)) = (&self.initial, &self.parameters) else { return Ok(None) };
+        let mut uploaded = initial.parameters.lock().unwrap_or_else(PoisonError::into_inner);
         if uploaded.is_none() {
             let specs = trained.specs().to_vec();
-            *uploaded = Some(self.upload(specs, |spec| values_of(&start.state, spec))?);
+            *uploaded = Some(self.upload(specs, |spec| values_of(&initial.state, spec))?);
         }
         Ok(uploaded.as_ref().map(Parameters::snapshot))
     }
@@ -368,7 +378,7 @@ impl Dit {
     ) -> Result<Parameters> {
         let device = self.store.device();
         match &self.ranks {
-            Some(ranks) if self.full => Parameters::sharded(specs, value, device, ranks.clone()),
+            Some(ranks) if self.trains_all_weights => Parameters::sharded(specs, value, device, ranks.clone()),
             _ => {
                 let values = specs.iter().map(value).collect::<Result<_>>()?;
                 Ok(Parameters::new(specs, values, device))
@@ -395,6 +405,12 @@ impl Dit {
         let start = group.rank() * tokens_per_rank;
         Ok(OwnTokens { rows: start..start + tokens_per_rank, group: Some(group) })
     }
+}
+
+/// Whether a weight of the embeddings is among the parameters `specs`.
+fn has_embedding(specs: &[ParameterSpec]) -> bool {
+    let is_embedding = |name: &str| EMBEDDING_PREFIXES.iter().any(|prefix| name.starts_with(prefix));
+    specs.iter().any(|spec| is_embedding(&spec.name))
 }
 
 /// The values of a parameter in `state`. Fails if it is missing.

@@ -5,7 +5,7 @@ use roll_core::plan::MemoryItem;
 
 use super::super::dit::Trainable;
 use super::super::layout::{
-    BLOCK_WORDS, CheckpointCount, RESERVE, attention_bytes, block_input_bytes, block_pullback_bytes,
+    BLOCK_WORDS, CheckpointCount, F32_SIZE, RESERVE, attention_bytes, block_input_bytes, block_pullback_bytes,
 };
 use super::super::options::{IdleExpert, Placement};
 use super::super::vae::{RESTORED_STATES, Tiling, decoder_bytes, feature_cache_bytes};
@@ -18,58 +18,65 @@ impl Plan {
     /// The memory of a rank at its peak. The pullbacks of transformer and decoder run at different times, so only the
     /// larger one counts.
     pub fn memory(&self) -> Result<Vec<MemoryItem>> {
-        let (networks, division, passes) = (self.networks(), &self.input.division, &self.input.passes);
+        let (networks, division) = (self.networks(), &self.input.division);
         // Only a GPU has a memory of its own.
-        let (ranks, gpu) = (self.input.ranks(), self.input.memory.is_some());
-        let mut items = vec![item("process", 0, PROCESS, "60 MiB".into())];
-        if gpu {
+        let (ranks, is_gpu) = (self.input.ranks(), self.input.memory.is_some());
+        let mut items = vec![on_host("process", PROCESS, "60 MiB".into())];
+        if is_gpu {
             let formula = "CUDA's context, rewards' networks; an estimate".into();
-            items.push(item("context and rewards", RESERVE, 0, formula));
+            items.push(on_device("context and rewards", RESERVE, formula));
         }
         // In full training, weights count twice: as they are loaded, and as f32 parameters.
         items.push(self.transformer_weights());
         let vae = networks.vae_elements();
-        items.push(item("VAE weights", 4 * vae, 0, format!("{vae} x 4 B")));
+        items.push(on_device("VAE weights", F32_SIZE * vae, format!("{vae} x 4 B")));
         let trained = self.trained_elements()?;
         items.push(self.trained_parameters(trained));
-        if self.keeps_start {
+        if self.keeps_initial_adapter {
             let formula = format!("{trained} x 4 B, as in `model.lora_checkpoint`");
-            items.push(item("reference of the KL", 4 * trained, 0, formula));
+            items.push(on_device("reference of the KL", F32_SIZE * trained, formula));
         }
-        items.push(item("gradients in the model", 4 * trained, 0, format!("{trained} x 4 B, until they are reduced")));
+        let formula = format!("{trained} x 4 B, until they are reduced");
+        items.push(on_device("gradients in the model", F32_SIZE * trained, formula));
         // Sums of gradients, optimizer state and buffers, as the ranks divide them.
-        items.extend(division.memory(trained, ranks, gpu));
+        items.extend(division.memory(trained, ranks, is_gpu));
 
         items.push(self.block_inputs());
         items.extend(self.video.keep_attention.then(|| self.kept_attention()));
         items.push(self.largest_pullback());
-        let [height, width] = self.size();
-        let [_, with_gradient] = passes.decoded();
-        // At most the frames before and after the clamp, and with a gradient the cotangents of both.
-        let (frames, copies) = (self.input.frames, if with_gradient > 0 { 4 } else { 2 });
-        items.push(item(
-            "decoded frames",
-            0,
-            copies * frames * height * width * 3 * 4,
-            format!("{copies} x {frames} frames x {height} x {width} pixels x 12 B"),
-        ));
-        // The pullback of the decoder recomputes each chunk (one latent frame) from the decoder's state, its feature caches,
-        // which are kept at some borders of chunks. Offloaded states are in host memory and count here, others in
-        // `decoder_pullback`.
-        if self.layout.offload_inputs && gpu && with_gradient > 0 {
-            let ([chunks, ..], state) = (self.latent_size(), self.decoder_state());
-            let count = chunks.saturating_sub(1).min(self.video.checkpoints.least());
-            let more = match self.video.checkpoints {
-                CheckpointCount::Of(_) => "",
-                CheckpointCount::InHostMemory => "; more if memory allows, to recompute less",
-            };
-            let formula = format!("{count} checkpoints x {state} B{more}");
-            items.push(item("decoder's feature caches", 0, count * state, formula));
+        let [_, decoded_with_gradient] = self.input.passes.decoded();
+        items.push(self.decoded_frames(decoded_with_gradient > 0));
+        if self.layout.offload_inputs && is_gpu && decoded_with_gradient > 0 {
+            items.push(self.offloaded_feature_caches());
         }
         Ok(items)
     }
 
-    /// A checkpointing segment of a recorded pass keeps its input until its pullback, which recomputes the rest.
+    /// The frames of a video, f32: at most those before and after the clamp, and with a gradient the cotangents of
+    /// both.
+    fn decoded_frames(&self, has_gradient: bool) -> MemoryItem {
+        let ([height, width], frames) = (self.size(), self.input.frames);
+        let copies = if has_gradient { 4 } else { 2 };
+        let bytes_per_pixel = 3 * F32_SIZE;
+        let formula = format!("{copies} x {frames} frames x {height} x {width} pixels x {bytes_per_pixel} B");
+        on_host("decoded frames", copies * frames * height * width * bytes_per_pixel, formula)
+    }
+
+    /// The decoder's states, its feature caches, that are kept at some borders of chunks. The pullback of the decoder
+    /// recomputes each chunk (one latent frame) from them. States that are not offloaded count in
+    /// [`Plan::decoder_pullback`] instead.
+    fn offloaded_feature_caches(&self) -> MemoryItem {
+        let ([chunks, ..], state) = (self.latent_size(), self.decoder_state());
+        let count = chunks.saturating_sub(1).min(self.video.checkpoints.least());
+        let more = match self.video.checkpoints {
+            CheckpointCount::Of(_) => "",
+            CheckpointCount::InHostMemory => "; more if memory allows, to recompute less",
+        };
+        on_host("decoder's feature caches", count * state, format!("{count} checkpoints x {state} B{more}"))
+    }
+
+    /// The inputs of the checkpointing segments of recorded passes. A segment keeps its input until its pullback, which
+    /// recomputes the rest.
     fn block_inputs(&self) -> MemoryItem {
         let (tokens, dim, segments) = (self.own_tokens(), self.networks().dit.dim, self.networks().dit.segments());
         let (passes, element) = (self.input.passes.held(), self.layout.products.size());
@@ -78,10 +85,10 @@ impl Plan {
         // use and the one in flight of the other passes. On the CPU, device and host are the same memory, and the
         // copies are made all the same.
         let on_device = if self.layout.offload_inputs { self.video.passes_on_device.min(passes) } else { passes };
-        let in_flight = if on_device < passes { 2 * 4 * tokens * dim } else { 0 };
-        let (device, host) = (input_bytes(on_device) + in_flight, input_bytes(passes - on_device));
+        let in_flight = if on_device < passes { 2 * F32_SIZE * tokens * dim } else { 0 };
+        let bytes = Bytes { device: input_bytes(on_device) + in_flight, host: input_bytes(passes - on_device) };
         let formula = format!("{passes} velocities x {segments} segments x {tokens} tokens x {dim} x {element} B");
-        item("block inputs", device, host, formula)
+        item("block inputs", bytes, formula)
     }
 
     /// What `model.keep_attention` keeps of a recorded pass.
@@ -91,32 +98,40 @@ impl Plan {
         let bytes = passes * attention_bytes(dit, tokens, element);
         let formula =
             format!("{passes} velocities x {layers} blocks x {tokens} tokens x ({dim} x {element} + {heads} x 4) B");
-        item("results of attention", bytes, 0, formula)
+        on_device("results of attention", bytes, formula)
     }
 
     /// The pullback of a block or that of the decoder.
     fn largest_pullback(&self) -> MemoryItem {
         let (block, decoder) = (self.block_pullback(), self.decoder_pullback(self.video.checkpoints.least()));
         if block > decoder {
-            let ([a, b], dit) = (BLOCK_WORDS, &self.networks().dit);
-            let formula = format!("{} tokens x ({a} x {} + {b} x {}) x 4 B", self.own_tokens(), dit.dim, dit.ffn_dim);
-            return item("pullback of one block", block, 0, formula);
+            let ([residual, feed_forward], dit) = (BLOCK_WORDS, &self.networks().dit);
+            let formula = format!(
+                "{} tokens x ({residual} x {} + {feed_forward} x {}) x 4 B",
+                self.own_tokens(),
+                dit.dim,
+                dit.ffn_dim
+            );
+            return on_device("pullback of one block", block, formula);
         }
         let tiles = match self.video.tiling {
-            Some(Tiling { size: [h, w], stride: [y, x] }) => format!("tiles of {h} x {w} every {y} x {x}"),
+            Some(Tiling { size: [h, w], stride: [down, right] }) => {
+                format!("tiles of {h} x {w} every {down} x {right}")
+            }
             None => "frames whole".into(),
         };
         let (count, state) = (self.video.checkpoints.least(), self.decoder_state());
         let formula = format!("{count} checkpoints x {state} B, and the work on a chunk, as measured; {tiles}");
-        item("decoder and its pullback", decoder, 0, formula)
+        on_device("decoder and its pullback", decoder, formula)
     }
 
     /// Bytes of the decoder's state at a chunk border.
     fn decoder_state(&self) -> usize {
         let [_, h, w] = self.latent_size();
-        feature_cache_bytes(&self.networks().vae, self.video.tiling, [h, w], self.layout.decoder.size())
+        feature_cache_bytes(&self.networks().vae, self.video.tiling, [h, w], self.layout.decoder_dtype.size())
     }
 
+    /// The frozen weights of all transformers, by the layout's placement.
     fn transformer_weights(&self) -> MemoryItem {
         let (layout, networks, ranks) = (&self.layout, self.networks(), self.input.ranks());
         let (experts, block) = (networks.experts, layout.bytes_of(&networks.block_weights()).all());
@@ -125,44 +140,47 @@ impl Plan {
             Some(_) => format!("{expert} B (matrices of blocks in 8 bits)"),
             None => format!("{} x {} B", networks.dit_elements(), layout.storage.dtype.size()),
         };
-        let (device, host, formula) = match layout.placement {
+        let (bytes, formula) = match layout.placement {
             Placement::Sharded => {
                 let blocks = self.gathered_blocks();
                 let formula =
                     format!("gathered blocks: {blocks}; {experts} x {counted} / {ranks} ranks in host memory");
-                (blocks * block, (expert * experts).div_ceil(ranks), formula)
+                (Bytes { device: blocks * block, host: (expert * experts).div_ceil(ranks) }, formula)
             }
-            Placement::Streamed => (2 * block, 0, "two blocks; the rest in its files".into()),
+            Placement::Streamed => (Bytes { device: 2 * block, host: 0 }, "two blocks; the rest in its files".into()),
             Placement::Host => {
                 let weights = layout.bytes_of(&networks.dit.weights());
                 let block = layout.bytes_of(&networks.block_weights());
                 let formula =
                     format!("two blocks, and norms, biases and scales; the rest of {experts} x {counted} on the host");
-                (2 * block.large + experts * weights.small, experts * weights.large, formula)
+                let device = 2 * block.large + experts * weights.small;
+                (Bytes { device, host: experts * weights.large }, formula)
             }
             Placement::Auto | Placement::Resident => {
-                let (on_host, note) = match layout.idle {
+                let (host, note) = match layout.idle {
                     IdleExpert::Auto | IdleExpert::Keep => (0, ""),
                     IdleExpert::Host => (expert * experts, "; all experts in host memory, one at a time on the device"),
                     IdleExpert::Drop => (0, "; the idle expert in its files"),
                 };
-                let here = layout.experts_on_device();
-                (expert * here, on_host, format!("{here} x {counted}{note}"))
+                let count = layout.experts_on_device();
+                (Bytes { device: expert * count, host }, format!("{count} x {counted}{note}"))
             }
         };
-        item("transformer weights", device, host, formula)
+        item("transformer weights", bytes, formula)
     }
 
-    /// Trained weights are sharded like frozen ones; adapters never are.
-    fn trained_parameters(&self, n: usize) -> MemoryItem {
-        let (ranks, full) = (self.input.ranks(), self.trainable == Trainable::Full);
-        let what = if full { "all weights" } else { "adapters" };
-        if !(full && ranks > 1 && self.layout.placement == Placement::Sharded) {
-            return item("trained parameters", 4 * n, 0, format!("{n} x 4 B, {what}"));
+    /// The `count` trained parameters. In full training, they are sharded like frozen weights; adapters never are.
+    fn trained_parameters(&self, count: usize) -> MemoryItem {
+        let (ranks, trains_all_weights) = (self.input.ranks(), self.trainable == Trainable::Full);
+        let what = if trains_all_weights { "all weights" } else { "adapters" };
+        let is_sharded = trains_all_weights && ranks > 1 && self.layout.placement == Placement::Sharded;
+        if !is_sharded {
+            return on_device("trained parameters", F32_SIZE * count, format!("{count} x 4 B, {what}"));
         }
         let blocks = self.gathered_blocks();
-        let formula = format!("{what}, gathered blocks: {blocks}; {n} / {ranks} x 4 B in host memory");
-        item("trained parameters", 4 * blocks * self.networks().block_elements(), 4 * n.div_ceil(ranks), formula)
+        let formula = format!("{what}, gathered blocks: {blocks}; {count} / {ranks} x 4 B in host memory");
+        let device = F32_SIZE * blocks * self.networks().block_elements();
+        item("trained parameters", Bytes { device, host: F32_SIZE * count.div_ceil(ranks) }, formula)
     }
 
     /// Number of sharded blocks on the device: the one in use, and with overlap the one in flight.
@@ -177,14 +195,31 @@ impl Plan {
 
     /// Bytes that the decoder and its pullback hold besides weights, with this number of checkpoints.
     pub fn decoder_pullback(&self, checkpoints: usize) -> usize {
-        let (vae, element) = (&self.networks().vae, self.layout.decoder.size());
+        let (vae, element) = (&self.networks().vae, self.layout.decoder_dtype.size());
         // The decoder offloads its states on GPUs only.
-        let on_gpu = self.input.memory.is_some();
-        let on_device = if self.layout.offload_inputs && on_gpu { RESTORED_STATES } else { checkpoints };
-        decoder_bytes(vae, self.video.tiling, self.latent_size(), element, on_device)
+        let is_gpu = self.input.memory.is_some();
+        let states_on_device = if self.layout.offload_inputs && is_gpu { RESTORED_STATES } else { checkpoints };
+        decoder_bytes(vae, self.video.tiling, self.latent_size(), element, states_on_device)
     }
 }
 
-fn item(name: &str, device: usize, host: usize, formula: String) -> MemoryItem {
-    MemoryItem::new(name, [device, host], formula)
+/// Bytes by the memory that they are in.
+struct Bytes {
+    device: usize,
+    host: usize,
+}
+
+/// An item of the plan; `formula` explains its bytes.
+fn item(name: &str, bytes: Bytes, formula: String) -> MemoryItem {
+    MemoryItem::new(name, [bytes.device, bytes.host], formula)
+}
+
+/// An item that is on the device only.
+fn on_device(name: &str, bytes: usize, formula: String) -> MemoryItem {
+    item(name, Bytes { device: bytes, host: 0 }, formula)
+}
+
+/// An item that is in host memory only.
+fn on_host(name: &str, bytes: usize, formula: String) -> MemoryItem {
+    item(name, Bytes { device: 0, host: bytes }, formula)
 }

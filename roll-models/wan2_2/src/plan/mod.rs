@@ -1,8 +1,8 @@
 //! Estimates of a training run before it is started: memory by kind of tensor, and time by phase.
 //!
 //! Weights, gradients and optimizer state are counted exactly, from the shapes. The rest of a step's memory is a
-//! formula whose factors were measured on the CPU, where all values are f32 whatever the storage dtype. What lies where
-//! (dtypes, tiles, the idle expert) is the [`Layout`] that the loader executes.
+//! formula whose factors were measured on the CPU, where all values are f32 whatever the storage dtype. Dtypes, tiles
+//! and the location of weights are taken from the [`Layout`] that the loader executes, too.
 
 mod memory;
 mod needs;
@@ -33,8 +33,8 @@ pub struct Plan {
     pub input: PlanInput,
     /// The trained part of each trained expert.
     pub trainable: Trainable,
-    /// Whether passes of the KL's reference use the adapter that training starts from.
-    pub keeps_start: bool,
+    /// Whether the model keeps a copy of the adapter that training starts from, for passes of the KL's reference.
+    pub keeps_initial_adapter: bool,
     /// Names of the trained experts, `dit` (high noise) and `dit2`.
     pub trained_experts: Vec<String>,
     /// Tokens of the prompt, padding included.
@@ -54,7 +54,7 @@ impl Plan {
         let latents = latent_size(&layout.networks.vae, input.frames, size);
         let trained = trained_elements(&layout.networks, &trainable)? * trained_experts.len();
         let video = layout.video(trained, latents);
-        Ok(Self { layout, video, input, trainable, keeps_start: false, trained_experts, text_len })
+        Ok(Self { layout, video, input, trainable, keeps_initial_adapter: false, trained_experts, text_len })
     }
 
     /// The networks.
@@ -102,6 +102,7 @@ impl Plan {
 /// Height and width of videos in pixels if each clip has its own size.
 const DEFAULT_SIZE: [usize; 2] = [480, 832];
 
+/// Shape of the latents of a video without channels: frames, height, width.
 fn latent_size(vae: &VaeConfig, frames: usize, [height, width]: [usize; 2]) -> [usize; 3] {
     let space = vae.spatial_stride();
     [frames.saturating_sub(1) / vae.temporal_stride() + 1, height.div_ceil(space), width.div_ceil(space)]

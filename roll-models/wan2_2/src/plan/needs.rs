@@ -34,7 +34,7 @@ pub fn needs(options: &Options, input: &PlanInput, context: &BuildContext) -> Re
     let layout = Layout::of(&options, networks, Machine::planned(input))?;
     let mut plan = Plan::new(layout, input.clone(), trainable, trained, PROMPT_TOKENS)?;
     // The KL's reference is the adapter that training starts from, and the model keeps a copy.
-    plan.keeps_start = options.lora_checkpoint.is_some() && input.passes.reference_is_start;
+    plan.keeps_initial_adapter = options.lora_checkpoint.is_some() && input.passes.reference_is_start;
     check_token_ranks(&plan)?;
     let [height, width] = plan.size();
     let (tokens, per_rank) = (plan.tokens(), plan.own_tokens());
@@ -87,27 +87,25 @@ fn check_token_ranks(plan: &Plan) -> Result<()> {
 fn hints(plan: &Plan) -> Vec<String> {
     let mut hints = Vec::new();
     let mut hint = |applies: bool, text: &str| hints.extend(applies.then(|| text.to_string()));
-    let (resident, full) = (plan.layout.placement == Placement::Resident, plan.trainable == Trainable::Full);
+    let is_resident = plan.layout.placement == Placement::Resident;
+    let trains_all_weights = plan.trainable == Trainable::Full;
     let division = &plan.input.division;
-    hint(resident && plan.input.ranks() > 1, "strategy.stage=3 shards the frozen weights between the ranks");
+    hint(is_resident && plan.input.ranks() > 1, "strategy.stage=3 shards the frozen weights between the ranks");
     hint(
-        plan.layout.eight_bits.is_none() && plan.layout.placement != Placement::Sharded && !full,
+        plan.layout.eight_bits.is_none() && plan.layout.placement != Placement::Sharded && !trains_all_weights,
         "model.weights_dtype=int8 rounds the matrices of the frozen blocks to eight bits",
     );
-    hint(resident, "model.weight_store=host keeps the frozen weights in host memory, and prefetches a block");
-    hint(resident, "model.weight_store=streamed streams the frozen weights from their files");
+    hint(is_resident, "model.weight_store=host keeps the frozen weights in host memory, and prefetches a block");
+    hint(is_resident, "model.weight_store=streamed streams the frozen weights from their files");
     let largest = plan.video.tiling.map_or(usize::MAX, |tiling| tiling.size[0].max(tiling.size[1]));
-    let smaller = match largest {
-        35.. => "model.vae_tile_size=[34,34] and model.vae_tile_stride=[18,16] decode in tiles",
-        21..=34 => "model.vae_tile_size=[20,20] and model.vae_tile_stride=[12,12] decode in smaller tiles",
-        _ => "model.vae_tile_size=[12,12] and model.vae_tile_stride=[8,8] decode in smaller tiles",
-    };
     // Smaller tiles save memory only if the decoder, and not a transformer block, sets the peak, with no more checkpoints
-    // than it needs: others are kept only where memory is left.
+    // than it needs. Further checkpoints are kept only where memory is left.
     let decoder = plan.decoder_pullback(plan.video.checkpoints.least().min(DEFAULT_CHECKPOINTS));
-    hint(largest > 12 && decoder >= plan.block_pullback(), smaller);
+    if let Some(smaller) = smaller_tiles(largest) {
+        hint(decoder >= plan.block_pullback(), smaller);
+    }
     hint(
-        resident && plan.networks().experts > 1 && plan.layout.experts_on_device() > 1,
+        is_resident && plan.networks().experts > 1 && plan.layout.experts_on_device() > 1,
         "model.idle_expert=host keeps the weights of the expert that is not in use in host memory",
     );
     hint(plan.video.keep_attention, "model.keep_attention=false computes results of attention again in the pull");
@@ -119,10 +117,21 @@ fn hints(plan: &Plan) -> Vec<String> {
     // Algorithms that generate several videos for a sample (they decode without a gradient) divide these videos among the
     // ranks. They would gain nothing from ranks that share the tokens of one video.
     let [videos_without_gradient, _] = plan.input.passes.decoded();
-    let is_useful = !shards_tokens && videos_without_gradient == 0;
-    if let Some(n) = (2..=ranks).find(|n| is_useful && plan.can_shard_tokens(*n)) {
+    let would_save = !shards_tokens && videos_without_gradient == 0;
+    if let Some(n) = (2..=ranks).find(|n| would_save && plan.can_shard_tokens(*n)) {
         hints.push(format!("strategy.sequence_parallel_size={n} shards the tokens of a video between {n} ranks"));
     }
     hints.push("fewer frames or pixels: data.num_frames, data.height and data.width".to_string());
     hints
+}
+
+/// The hint to take the next smaller tiles, if the tiles have sides of at most `largest` latent pixels. `None` if they
+/// are the smallest already.
+fn smaller_tiles(largest: usize) -> Option<&'static str> {
+    match largest {
+        35.. => Some("model.vae_tile_size=[34,34] and model.vae_tile_stride=[18,16] decode in tiles"),
+        21..=34 => Some("model.vae_tile_size=[20,20] and model.vae_tile_stride=[12,12] decode in smaller tiles"),
+        13..=20 => Some("model.vae_tile_size=[12,12] and model.vae_tile_stride=[8,8] decode in smaller tiles"),
+        _ => None,
+    }
 }

@@ -17,9 +17,9 @@ pub struct PublishedModel {
 impl PublishedModel {
     /// All published models.
     pub const ALL: [Self; 5] = [
-        Self { name: "wan2_2-i2v-a14b", make: || a14b(36, 2) },
-        Self { name: "wan2_2-t2v-a14b", make: || a14b(16, 2) },
-        Self { name: "wan2_1-t2v-14b", make: || a14b(16, 1) },
+        Self { name: "wan2_2-i2v-a14b", make: || networks_14b(36, 2) },
+        Self { name: "wan2_2-t2v-a14b", make: || networks_14b(16, 2) },
+        Self { name: "wan2_1-t2v-14b", make: || networks_14b(16, 1) },
         Self { name: "wan2_1-t2v-1_3b", make: || networks([1536, 8960, 30, 12], [16, 16], 1, VaeConfig::wan2_1()) },
         Self { name: "wan2_2-ti2v-5b", make: || networks([3072, 14336, 30, 24], [48, 48], 1, VaeConfig::wan2_2()) },
     ];
@@ -30,10 +30,13 @@ impl PublishedModel {
     }
 }
 
-fn a14b(in_channels: usize, experts: usize) -> Networks {
+/// The networks of a 14B model with 16 latent channels.
+fn networks_14b(in_channels: usize, experts: usize) -> Networks {
     networks([5120, 13824, 40, 40], [in_channels, 16], experts, VaeConfig::wan2_1())
 }
 
+/// The networks of a model with the sizes of a transformer, `[dim, ffn_dim, layers, heads]`, and its channels,
+/// `[in_channels, out_channels]`.
 fn networks(
     [dim, ffn_dim, layers, heads]: [usize; 4],
     [in_channels, out_channels]: [usize; 2],
@@ -54,5 +57,5 @@ fn networks(
         image_dim: None,
     };
     // The published files are f32.
-    Networks { dit, experts, stored: DType::F32, eight_bits: None, vae }
+    Networks { dit, experts, stored_dtype: DType::F32, eight_bits: None, vae }
 }

@@ -415,10 +415,10 @@ fn the_decoder_takes_half_in_bf16_and_its_time_grows_with_the_overlap_of_tiles()
     let mut plan = plan("wan2_2-i2v-a14b");
     let whole = plan.clone();
     let decoder = |plan: &Plan| plan.decoder_pullback(DEFAULT_CHECKPOINTS);
-    plan.layout.decoder = DType::BF16;
+    plan.layout.decoder_dtype = DType::BF16;
     assert!((2 * decoder(&plan)).abs_diff(decoder(&whole)) < 10);
     // Checkpoints on a GPU may lie in host memory; the CPU has no other.
-    (plan.layout.decoder, plan.layout.offload_inputs) = (DType::F32, true);
+    (plan.layout.decoder_dtype, plan.layout.offload_inputs) = (DType::F32, true);
     assert_eq!(decoder(&plan), decoder(&whole));
     plan.input.memory = Some(80 << 30);
     assert!(decoder(&plan) < decoder(&whole));

@@ -17,14 +17,57 @@ const CONV3D_FLOPS: f64 = 2.0 * 27.0;
 /// Operations of a 3x3 convolution per position, input channel and output channel.
 const CONV2D_FLOPS: f64 = 2.0 * 9.0;
 
+/// Passes of a transformer in one phase of a step.
+struct TransformerPasses {
+    count: f64,
+    /// Floating-point operations of one pass.
+    flops: f64,
+    /// How often a pass exchanges tokens for heads and back. An exchange does not overlap computation.
+    exchanges: f64,
+}
+
 impl Plan {
     /// The phases of a step, of all samples of a rank, under the names of their metrics. Transfers overlap computation
     /// if weights are prefetched.
     pub fn time(&self) -> Vec<PhaseCost> {
         let (input, speed) = (&self.input, self.input.speed);
-        let (forward, pull) = (self.forward_flops(), self.pull_flops());
+        let (forward_flops, pull_flops) = (self.forward_flops(), self.pull_flops());
         let pixels = (input.frames * self.size().iter().product::<usize>()) as f64;
-        let decode = decoder_flops(&self.networks().vae) * pixels * self.tile_overlap();
+        let decode_flops = decoder_flops(&self.networks().vae) * pixels * self.tile_overlap();
+        let [without_gradient, with_gradient] = input.passes.decoded();
+        let [samples, velocities, recorded, references] =
+            [input.samples, input.passes.forward, input.passes.pulled, input.passes.references()].map(|n| n as f64);
+        // Only a GPU has a memory of its own.
+        let is_gpu = input.memory.is_some();
+        let [decode_rate, decoder_pull_rate] = if is_gpu { DECODER_RATES } else { [1.0; 2] };
+        let decoder = |name: &str, flops: f64, rate: f64| PhaseCost {
+            name: name.into(),
+            flops,
+            moved: 0.0,
+            seconds: flops / (speed.flops * rate),
+        };
+        let rollout = TransformerPasses { count: samples * velocities, flops: forward_flops, exchanges: 1.0 };
+        let reference = TransformerPasses { count: samples * references, flops: forward_flops, exchanges: 1.0 };
+        let decoded = samples * (without_gradient + with_gradient) as f64;
+        let pull = TransformerPasses { count: samples * recorded, flops: pull_flops, exchanges: 2.0 };
+        let mut phases = vec![
+            self.transformer_cost("time/rollout", rollout),
+            self.transformer_cost("time/reference", reference),
+            decoder("time/decode", decoded * decode_flops, decode_rate),
+            self.transformer_cost("time/pull", pull),
+        ];
+        if with_gradient > 0 {
+            // The decoder is recomputed and then pulled back.
+            let flops = samples * with_gradient as f64 * 2.0 * decode_flops;
+            phases.push(decoder("time/pull (decoder)", flops, decoder_pull_rate));
+        }
+        phases.extend(self.expert_changes(self.layout.expert_bytes() as f64));
+        phases
+    }
+
+    /// The cost of passes of a transformer.
+    fn transformer_cost(&self, name: &str, passes: TransformerPasses) -> PhaseCost {
+        let (input, speed) = (&self.input, self.input.speed);
         let weights = self.layout.expert_bytes() as f64;
         // The bytes of weights that a pass transfers, and the rate of the transfer.
         let (moved_per_pass, rate) = match self.layout.placement {
@@ -38,46 +81,15 @@ impl Plan {
             Placement::Sharded => input.division.overlap_comm,
             Placement::Auto | Placement::Resident => false,
         };
-        // `exchanges`: how often a pass exchanges tokens for heads and back, which does not overlap computation.
-        let phase = |name, passes: f64, flops: f64, exchanges: f64| {
-            let (flops, moved) = (flops * passes, moved_per_pass * passes);
-            let exchanged = exchanges * self.all_to_all_bytes() * passes;
-            let (compute, transfer) = (flops / speed.flops, moved / rate);
-            let seconds = if overlaps { compute.max(transfer) } else { compute + transfer };
-            PhaseCost {
-                name: String::from(name),
-                flops,
-                moved: moved + exchanged,
-                seconds: seconds + exchanged / speed.link,
-            }
-        };
-        let [unrecorded, decoded] = input.passes.decoded();
-        let [samples, velocities, recorded, references] =
-            [input.samples, input.passes.forward, input.passes.pulled, input.passes.references()].map(|n| n as f64);
-        // Only a GPU has a memory of its own.
-        let on_gpu = input.memory.is_some();
-        let [decode_rate, decoder_pull_rate] = if on_gpu { DECODER_RATES } else { [1.0; 2] };
-        let decoder = |name: &str, flops: f64, rate: f64| PhaseCost {
-            name: name.into(),
-            flops,
-            moved: 0.0,
-            seconds: flops / (speed.flops * rate),
-        };
-        let mut phases = vec![
-            phase("time/rollout", samples * velocities, forward, 1.0),
-            phase("time/reference", samples * references, forward, 1.0),
-            decoder("time/decode", samples * (unrecorded + decoded) as f64 * decode, decode_rate),
-            phase("time/pull", samples * recorded, pull, 2.0),
-        ];
-        if decoded > 0 {
-            // The decoder is recomputed and then pulled back.
-            phases.push(decoder("time/pull (decoder)", samples * decoded as f64 * 2.0 * decode, decoder_pull_rate));
-        }
-        phases.extend(self.expert_changes(weights));
-        phases
+        let (flops, moved) = (passes.flops * passes.count, moved_per_pass * passes.count);
+        let exchanged = passes.exchanges * self.all_to_all_bytes() * passes.count;
+        let (compute, transfer) = (flops / speed.flops, moved / rate);
+        let seconds = if overlaps { compute.max(transfer) } else { compute + transfer };
+        PhaseCost { name: name.into(), flops, moved: moved + exchanged, seconds: seconds + exchanged / speed.link }
     }
 
-    /// The changes of experts that take turns on the device. `None` if no expert is moved as a whole.
+    /// The changes of experts that take turns on the device. `weights` are the bytes of one expert. `None` if no expert
+    /// is moved as a whole.
     fn expert_changes(&self, weights: f64) -> Option<PhaseCost> {
         let rate = match (self.layout.placement, self.layout.idle) {
             (Placement::Auto | Placement::Resident, IdleExpert::Host) => HOST_RATE,
@@ -111,7 +123,9 @@ impl Plan {
     /// results of self-attention, in f32.
     fn all_to_all_bytes(&self) -> f64 {
         let (dit, group) = (&self.networks().dit, self.input.division.token_ranks.max(1) as f64);
-        16.0 * (self.own_tokens() * dit.dim * dit.layers) as f64 * (1.0 - 1.0 / group)
+        // Four tensors of four bytes per value.
+        let bytes_per_channel = 4.0 * 4.0;
+        bytes_per_channel * (self.own_tokens() * dit.dim * dit.layers) as f64 * (1.0 - 1.0 / group)
     }
 
     /// Floating-point operations of a rank in one transformer pass.
@@ -135,6 +149,7 @@ impl Plan {
         forward - kept + products * (forward - attention) + 2.5 * attention
     }
 
+    /// Forward operations of the attention of all tokens to one another. Self-attention is sharded by heads.
     fn self_attention_flops(&self) -> f64 {
         let [own, tokens] = [self.own_tokens(), self.tokens()].map(|n| n as f64);
         4.0 * own * tokens * (self.networks().dit.dim * self.networks().dit.layers) as f64
@@ -153,17 +168,19 @@ impl Plan {
 fn decoder_flops(vae: &VaeConfig) -> f64 {
     let stages = vae.dim_mult.len();
     let patch = vae.pixel_patch() as f64;
+    // A residual block has two convolutions, and a stage of the decoder has one block more than one of the encoder.
     let convolutions = 2.0 * (vae.num_res_blocks as f64 + 1.0);
     let mut flops = 0.0;
     // Positions of a stage for each pixel of the result; stage 0 is the last, at full size.
     let mut positions = 1.0 / (patch * patch);
     for stage in 0..stages {
         let width = (vae.decoder_dim * vae.dim_mult[stage]) as f64;
-        // The middle of the network has the size of the latents.
+        // The middle of the network, two residual blocks, has the size of the latents.
         let count = if stage + 1 == stages { convolutions + 4.0 } else { convolutions };
         flops += positions * count * CONV3D_FLOPS * width * width;
         if stage + 1 < stages {
             let from = (vae.decoder_dim * vae.dim_mult[stage + 1]) as f64;
+            // The convolution of the upsampling, which halves the channels in the Wan2.1 VAE.
             flops += positions * CONV2D_FLOPS * from * from / 2.0;
             let time = if vae.temporal_downsample[stage] { 2.0 } else { 1.0 };
             positions /= 4.0 * time;

@@ -34,7 +34,7 @@ pub(super) struct CausalChain {
 pub(super) struct ChainState {
     /// Whether the next chunk is the first of the video.
     pub is_first_chunk: bool,
-    /// [`Layer::slots`] entries per layer. `None` before the first chunk.
+    /// [`Layer::cache_count`] entries per layer. `None` before the first chunk.
     pub caches: Vec<Option<NdTensor>>,
 }
 
@@ -67,12 +67,12 @@ enum RecordInputs {
 impl CausalChain {
     /// Returns the state before the first chunk.
     pub fn start(&self) -> ChainState {
-        ChainState { is_first_chunk: true, caches: vec![None; self.slots()] }
+        ChainState { is_first_chunk: true, caches: vec![None; self.cache_count()] }
     }
 
     /// Returns the cotangent of the state after the last chunk: zero, because nothing reads that state.
     pub fn no_cotangent(&self) -> ChainStateCotangent {
-        vec![None; self.slots()]
+        vec![None; self.cache_count()]
     }
 
     /// Runs a chunk without autodiff. Returns its output and the next state.
@@ -80,7 +80,7 @@ impl CausalChain {
         self.advance_probed(x, state, None)
     }
 
-    /// Like [`CausalChain::advance`]; `probe` receives every layer's output.
+    /// Runs a chunk like [`CausalChain::advance`]. `probe` receives every layer's output.
     pub fn advance_probed(
         &self,
         x: Tensor<4>,
@@ -107,7 +107,7 @@ impl CausalChain {
         let no_probe = None;
         let run = self.run(x, state, others.len(), RecordInputs::Yes, no_probe)?;
         let mut inputs_of_layers = run.inputs;
-        let last_caches = state.caches[state.caches.len() - last.slots()..].to_vec();
+        let last_caches = state.caches[state.caches.len() - last.cache_count()..].to_vec();
         inputs_of_layers.push(LayerInputs { x: as_dtype(run.output, last.dtype(self.dtype)), caches: last_caches });
         let is_first_chunk = state.is_first_chunk;
         // Last cache first.
@@ -116,7 +116,7 @@ impl CausalChain {
         // Cotangents of the inputs of the blocks that are being pulled back, innermost block last.
         let mut branch_cotangents: Vec<Tensor<4>> = Vec::new();
         for (layer, inputs) in self.layers.iter().zip(inputs_of_layers).rev() {
-            let layer_after = after.split_off(after.len() - layer.slots());
+            let layer_after = after.split_off(after.len() - layer.cache_count());
             cotangent = as_dtype(cotangent, layer.dtype(self.dtype));
             match layer.kind {
                 // The start of a block: its input has been read by the block's layers and by its shortcut.
@@ -138,7 +138,7 @@ impl CausalChain {
                 // In the other layout `pull_layer` pulls an upsampling back, because another order of sums would change
                 // bits.
                 LayerKind::Upsample { .. } if self.layout == ChunkLayout::ChannelsLast => {
-                    let has_cache = layer.slots() > 0;
+                    let has_cache = layer.cache_count() > 0;
                     let (x, cache) = self.pull_convolution(layer, inputs, is_first_chunk, cotangent, layer_after)?;
                     cotangent = x;
                     before.extend(has_cache.then_some(cache));
@@ -161,8 +161,8 @@ impl CausalChain {
     }
 
     /// Number of caches of all layers.
-    fn slots(&self) -> usize {
-        self.layers.iter().map(Layer::slots).sum()
+    fn cache_count(&self) -> usize {
+        self.layers.iter().map(Layer::cache_count).sum()
     }
 
     /// Runs the first `count` layers.
@@ -181,7 +181,7 @@ impl CausalChain {
         // Inputs of the blocks that are being run, innermost block last.
         let mut branches: Vec<Tensor<4>> = Vec::new();
         for layer in &self.layers[..count] {
-            let (layer_caches, later_caches) = remaining_caches.split_at(layer.slots());
+            let (layer_caches, later_caches) = remaining_caches.split_at(layer.cache_count());
             remaining_caches = later_caches;
             x = as_dtype(x, layer.dtype(self.dtype));
             match layer.kind {

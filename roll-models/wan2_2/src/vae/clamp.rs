@@ -8,8 +8,8 @@ use roll_core::{Error, Pullback, Tensor};
 pub(super) fn clamp(values: &mut [f32], shape: &[usize]) -> Pullback {
     // One bit per value: whether the value was outside. Threads work on whole words, so that no two threads share a
     // word.
-    let mut outside = vec![0u64; values.len().div_ceil(WORD)];
-    let parts = values.par_chunks_mut(WORD).zip(&mut outside).with_min_len(WORDS_PER_TASK);
+    let mut outside = vec![0u64; values.len().div_ceil(WORD_BITS)];
+    let parts = values.par_chunks_mut(WORD_BITS).zip(&mut outside).with_min_len(WORDS_PER_TASK);
     parts.for_each(|(values_of_word, word)| {
         for (i, v) in values_of_word.iter_mut().enumerate() {
             *word |= u64::from(v.abs() > 1.0) << i;
@@ -21,15 +21,15 @@ pub(super) fn clamp(values: &mut [f32], shape: &[usize]) -> Pullback {
         if cotangent.shape() != shape {
             return Err(Error::shape("cotangent of the clamped frames", format!("{shape:?}"), cotangent.shape()));
         }
-        let values = cotangent.f32s()?.par_iter().enumerate().with_min_len(WORD * WORDS_PER_TASK);
-        let pulled = values.map(|(i, &g)| if outside[i / WORD] >> (i % WORD) & 1 == 1 { 0.0 } else { g });
+        let values = cotangent.f32s()?.par_iter().enumerate().with_min_len(WORD_BITS * WORDS_PER_TASK);
+        let pulled = values.map(|(i, &g)| if outside[i / WORD_BITS] >> (i % WORD_BITS) & 1 == 1 { 0.0 } else { g });
         let pulled: Vec<f32> = pulled.collect();
         Tensor::new(pulled, shape.as_slice())
     })
 }
 
-/// Values per word of the mask: one bit each, so the mask takes a 32nd of the frames' memory.
-const WORD: usize = 64;
+/// Values per word of the mask. A value takes one bit, so the mask takes a 32nd of the frames' memory.
+const WORD_BITS: usize = 64;
 /// Minimum number of words per task of a thread.
 const WORDS_PER_TASK: usize = 1024;
 

@@ -59,7 +59,7 @@ impl VaeConfig {
     /// Reads the sizes from the shapes of the weights (official keys), and checks that every weight is present in its
     /// shape.
     pub fn from_shapes(shapes: &BTreeMap<String, Vec<usize>>) -> Result<Self> {
-        let config = read(shapes)?;
+        let config = derive_config(shapes)?;
         config.check(shapes)?;
         Ok(config)
     }
@@ -119,11 +119,11 @@ impl VaeConfig {
         let tensor = |(i, (key, shape)): (usize, (String, Vec<usize>))| {
             let mut uniform = noise.uniform(Purpose::Parameters, 0, i as u64);
             let fan_in: usize = shape.iter().skip(1).product();
-            // Uniform in `centre` plus or minus `half_width`.
+            // Uniform in `centre` plus or minus `half_width`: gains near 1, small biases, and kernels.
             let (centre, half_width) = match key.rsplit('.').next() {
                 Some("gamma") => (1.0, 0.1),
                 Some("bias") => (0.0, 0.02),
-                // Kernels. The variance, `half_width^2 / 3`, is 1 / fan_in.
+                // The variance of a kernel, `half_width^2 / 3`, is 1 / fan_in.
                 _ => (0.0, (3.0 / fan_in as f32).sqrt()),
             };
             let values = (0..shape.iter().product()).map(|_| centre + half_width * uniform()).collect::<Vec<f32>>();
@@ -135,33 +135,33 @@ impl VaeConfig {
     /// The layers of the encoder, from pixels to normalised latents.
     pub(super) fn encoder_layers(&self) -> Vec<Layer> {
         let dims = self.widths(self.encoder_dim);
-        let nested = self.version == VaeVersion::V2_2;
+        let is_v2_2 = self.version == VaeVersion::V2_2;
         let mut layers = Vec::new();
-        if nested {
+        if is_v2_2 {
             layers.push(Layer::new("patchify", LayerKind::Patchify));
         }
         let pixels = 3 * self.pixel_patch() * self.pixel_patch();
         layers.push(Layer::new("encoder.conv1", LayerKind::Conv { input: pixels, output: dims[0] }));
         // Channels between the layers so far and the next layer.
         let mut input = dims[0];
-        let mut names = LayerNames::new("encoder.downsamples", "downsamples", nested);
+        let mut names = LayerNames::new("encoder.downsamples", "downsamples", is_v2_2);
         for (stage, &output) in dims.iter().enumerate() {
             let is_last = stage + 1 == dims.len();
-            let temporal = !is_last && self.temporal_downsample[stage];
+            let halves_time = !is_last && self.temporal_downsample[stage];
             let factors =
-                Factors { time: if temporal { 2 } else { 1 }, space: if is_last { 1 } else { 2 }, channels: output };
+                Factors { time: if halves_time { 2 } else { 1 }, space: if is_last { 1 } else { 2 }, channels: output };
             let stage_input = input;
             names.open_stage(&mut layers);
             for _ in 0..self.num_res_blocks {
-                residual(&mut layers, names.next(), input, output);
+                push_residual_block(&mut layers, names.next(), input, output);
                 input = output;
             }
             if !is_last {
-                layers.push(Layer::new(names.next(), LayerKind::Downsample { channels: output, temporal }));
+                layers.push(Layer::new(names.next(), LayerKind::Downsample { channels: output, halves_time }));
             }
             names.close_stage(&mut layers, LayerKind::AddAverage { input: stage_input, factors });
         }
-        middle(&mut layers, "encoder", input);
+        push_middle(&mut layers, "encoder", input);
         layers.push(Layer::new(
             "encoder.head",
             LayerKind::Activated { input, output: 2 * self.z_dim, norm: "0", conv: "2" },
@@ -174,15 +174,15 @@ impl VaeConfig {
     pub(super) fn decoder_layers(&self) -> Vec<Layer> {
         let mut dims = self.widths(self.decoder_dim);
         dims.reverse();
-        let nested = self.version == VaeVersion::V2_2;
+        let is_v2_2 = self.version == VaeVersion::V2_2;
         let mut layers = vec![
             Layer::new("conv2", LayerKind::FromLatents { channels: self.z_dim }),
             Layer::new("decoder.conv1", LayerKind::Conv { input: self.z_dim, output: dims[0] }),
         ];
         // Channels between the layers so far and the next layer.
         let mut input = dims[0];
-        middle(&mut layers, "decoder", input);
-        let mut names = LayerNames::new("decoder.upsamples", "upsamples", nested);
+        push_middle(&mut layers, "decoder", input);
+        let mut names = LayerNames::new("decoder.upsamples", "upsamples", is_v2_2);
         for (stage, &output) in dims.iter().enumerate() {
             let is_last = stage + 1 == dims.len();
             let stage_input = input;
@@ -192,7 +192,7 @@ impl VaeConfig {
             }
             // One block more than in the encoder.
             for _ in 0..=self.num_res_blocks {
-                residual(&mut layers, names.next(), input, output);
+                push_residual_block(&mut layers, names.next(), input, output);
                 input = output;
             }
             if is_last {
@@ -200,17 +200,18 @@ impl VaeConfig {
             }
             // The decoder doubles the time axis in the reverse order of the encoder's halving. The last entry of
             // `temporal_downsample`, at `dims.len() - 2`, is the decoder's first stage.
-            let temporal = self.temporal_downsample[dims.len() - 2 - stage];
+            let doubles_time = self.temporal_downsample[dims.len() - 2 - stage];
             // Upsampling halves the channels in the Wan2.1 VAE and keeps them in the Wan2.2 VAE.
-            let resampled = if nested { output } else { output / 2 };
-            layers.push(Layer::new(names.next(), LayerKind::Upsample { input: output, output: resampled, temporal }));
+            let resampled = if is_v2_2 { output } else { output / 2 };
+            layers
+                .push(Layer::new(names.next(), LayerKind::Upsample { input: output, output: resampled, doubles_time }));
             input = resampled;
-            let factors = Factors { time: if temporal { 2 } else { 1 }, space: 2, channels: output };
+            let factors = Factors { time: if doubles_time { 2 } else { 1 }, space: 2, channels: output };
             names.close_stage(&mut layers, LayerKind::AddDuplicate { input: stage_input, factors });
         }
         let pixels = 3 * self.pixel_patch() * self.pixel_patch();
         layers.push(Layer::new("decoder.head", LayerKind::Activated { input, output: pixels, norm: "0", conv: "2" }));
-        if nested {
+        if is_v2_2 {
             layers.push(Layer::new("unpatchify", LayerKind::Unpatchify));
         }
         layers
@@ -242,8 +243,8 @@ impl VaeConfig {
     }
 }
 
-/// A residual block: twice norm, SiLU and convolution, plus a shortcut.
-fn residual(layers: &mut Vec<Layer>, name: String, input: usize, output: usize) {
+/// Appends a residual block: twice norm, SiLU and convolution, plus a shortcut.
+fn push_residual_block(layers: &mut Vec<Layer>, name: String, input: usize, output: usize) {
     // The official block is the list [norm, SiLU, convolution, norm, SiLU, dropout, convolution]; `norm` and `conv` are
     // positions in this list.
     let inside = format!("{name}.residual");
@@ -253,11 +254,11 @@ fn residual(layers: &mut Vec<Layer>, name: String, input: usize, output: usize) 
     layers.push(Layer::new(name, LayerKind::AddResidual { input, output }));
 }
 
-/// Two residual blocks with an attention between them. `network` is `encoder` or `decoder`.
-fn middle(layers: &mut Vec<Layer>, network: &str, channels: usize) {
-    residual(layers, format!("{network}.middle.0"), channels, channels);
+/// Appends two residual blocks with an attention between them. `network` is `encoder` or `decoder`.
+fn push_middle(layers: &mut Vec<Layer>, network: &str, channels: usize) {
+    push_residual_block(layers, format!("{network}.middle.0"), channels, channels);
     layers.push(Layer::new(format!("{network}.middle.1"), LayerKind::Attention { channels }));
-    residual(layers, format!("{network}.middle.2"), channels, channels);
+    push_residual_block(layers, format!("{network}.middle.2"), channels, channels);
 }
 
 /// Generates layer names: `{outer}.{layer}`, numbered consecutively, in the Wan2.1 VAE, and
@@ -265,8 +266,8 @@ fn middle(layers: &mut Vec<Layer>, network: &str, channels: usize) {
 struct LayerNames {
     outer: &'static str,
     inner: &'static str,
-    /// Whether names contain the stage.
-    nested: bool,
+    /// Whether names contain the stage, as in the Wan2.2 VAE.
+    has_stages: bool,
     /// Number of the current stage. Stays 0 unless names contain it.
     stage: usize,
     /// Number of the next layer.
@@ -274,27 +275,29 @@ struct LayerNames {
 }
 
 impl LayerNames {
-    fn new(outer: &'static str, inner: &'static str, nested: bool) -> Self {
-        Self { outer, inner, nested, stage: 0, layer: 0 }
+    fn new(outer: &'static str, inner: &'static str, has_stages: bool) -> Self {
+        Self { outer, inner, has_stages, stage: 0, layer: 0 }
     }
 
+    /// Returns the name of the next layer.
     fn next(&mut self) -> String {
         let Self { outer, inner, stage, layer, .. } = self;
-        let name = if self.nested { format!("{outer}.{stage}.{inner}.{layer}") } else { format!("{outer}.{layer}") };
+        let name =
+            if self.has_stages { format!("{outer}.{stage}.{inner}.{layer}") } else { format!("{outer}.{layer}") };
         self.layer += 1;
         name
     }
 
     /// Appends the start of the stage's shortcut. Stages of the Wan2.1 VAE have no shortcuts.
     fn open_stage(&self, layers: &mut Vec<Layer>) {
-        if self.nested {
+        if self.has_stages {
             layers.push(Layer::new(format!("{}.{}", self.outer, self.stage), LayerKind::Branch));
         }
     }
 
     /// Appends the end of the stage's shortcut, and goes on to the next stage.
     fn close_stage(&mut self, layers: &mut Vec<Layer>, shortcut: LayerKind) {
-        if self.nested {
+        if self.has_stages {
             layers.push(Layer::new(format!("{}.{}", self.outer, self.stage), shortcut));
             self.stage += 1;
             self.layer = 0;
@@ -303,7 +306,7 @@ impl LayerNames {
 }
 
 /// Derives the configuration from a few weights; [`VaeConfig::check`] then compares it with every weight.
-fn read(shapes: &BTreeMap<String, Vec<usize>>) -> Result<VaeConfig> {
+fn derive_config(shapes: &BTreeMap<String, Vec<usize>>) -> Result<VaeConfig> {
     let missing = |key: &str| weight_shapes(shapes).missing(key);
     // The first axis of a weight is its output channels.
     let output_channels = |key: &str| -> Result<usize> {
@@ -312,9 +315,9 @@ fn read(shapes: &BTreeMap<String, Vec<usize>>) -> Result<VaeConfig> {
             _ => Err(Error::shape(format!("the weight `{key}`"), "at least one output channel", &shapes[key])),
         }
     };
-    let nested = shapes.keys().any(|k| k.starts_with("encoder.downsamples.0.downsamples."));
+    let is_v2_2 = shapes.keys().any(|k| k.starts_with("encoder.downsamples.0.downsamples."));
     let encoder_dim = output_channels("encoder.conv1.weight")?;
-    let stages = if nested { nested_stages(shapes) } else { flat_stages(shapes) };
+    let stages = if is_v2_2 { nested_stages(shapes) } else { flat_stages(shapes) };
     let Some((last_stage, other_stages)) = stages.split_last() else { return Err(missing("encoder.downsamples.0")) };
     let mut dim_mult = Vec::new();
     for stage in &stages {
@@ -338,12 +341,12 @@ fn read(shapes: &BTreeMap<String, Vec<usize>>) -> Result<VaeConfig> {
         return Err(Error::shape(format!("the weight `{decoder_key}`"), expected, &shapes[decoder_key]));
     }
     Ok(VaeConfig {
-        version: if nested { VaeVersion::V2_2 } else { VaeVersion::V2_1 },
+        version: if is_v2_2 { VaeVersion::V2_2 } else { VaeVersion::V2_1 },
         encoder_dim,
         decoder_dim: decoder_width / dim_mult[0],
         z_dim: output_channels("conv2.weight")?,
         num_res_blocks: last_stage.blocks.len(),
-        temporal_downsample: other_stages.iter().map(|stage| stage.temporal).collect(),
+        temporal_downsample: other_stages.iter().map(|stage| stage.halves_time).collect(),
         dim_mult,
     })
 }
@@ -356,7 +359,7 @@ struct Stage {
     /// Names of the residual blocks.
     blocks: Vec<String>,
     /// Whether the stage halves the time axis.
-    temporal: bool,
+    halves_time: bool,
 }
 
 /// The encoder's stages in the Wan2.1 VAE, whose layers are numbered without regard to stages: a stage ends at its
@@ -365,14 +368,14 @@ fn flat_stages(shapes: &BTreeMap<String, Vec<usize>>) -> Vec<Stage> {
     let mut stages = vec![Stage::default()];
     for i in 0.. {
         let name = format!("encoder.downsamples.{i}");
-        let has = |part: &str| shapes.contains_key(&format!("{name}.{part}.weight"));
+        let has_weight = |part: &str| shapes.contains_key(&format!("{name}.{part}.weight"));
         let Some(stage) = stages.last_mut() else { break };
         stage.name.clone_from(&name);
         // A downsampling, a residual block, or the end.
-        if has("resample.1") {
-            stage.temporal = has("time_conv");
+        if has_weight("resample.1") {
+            stage.halves_time = has_weight("time_conv");
             stages.push(Stage::default());
-        } else if has("residual.6") {
+        } else if has_weight("residual.6") {
             stage.blocks.push(name);
         } else {
             break;
@@ -392,12 +395,13 @@ fn nested_stages(shapes: &BTreeMap<String, Vec<usize>>) -> Vec<Stage> {
         if blocks.is_empty() {
             break;
         }
-        let temporal = shapes.contains_key(&format!("{name}.downsamples.{}.time_conv.weight", blocks.len()));
-        stages.push(Stage { name, blocks, temporal });
+        let halves_time = shapes.contains_key(&format!("{name}.downsamples.{}.time_conv.weight", blocks.len()));
+        stages.push(Stage { name, blocks, halves_time });
     }
     stages
 }
 
+/// The shapes of a VAE's weights, with the network's name for errors.
 fn weight_shapes(shapes: &BTreeMap<String, Vec<usize>>) -> WeightShapes<'_> {
     WeightShapes { network: "Wan VAE", shapes }
 }

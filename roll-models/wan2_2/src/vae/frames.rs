@@ -24,6 +24,7 @@ pub(super) fn chunks_per_copy(volume: &Volume, frames: usize, device: &Device) -
     if is_gpu(device) { chunks_per_gpu_copy(volume, frames) } else { 1 }
 }
 
+/// Number of chunks of `frames` frames that [`COPY_BYTES`] hold, at least 1.
 fn chunks_per_gpu_copy(volume: &Volume, frames: usize) -> usize {
     let values_per_frame = volume.len() / volume.frames.max(1);
     let chunk_bytes = size_of::<f32>() * values_per_frame * frames;
@@ -41,7 +42,7 @@ pub(super) struct ChunkReader<'a> {
     values: &'a [f32],
     device: &'a Device,
     /// Frames per chunk, except in the first chunk.
-    frames: usize,
+    frames_per_chunk: usize,
     /// Number of chunks per copy. With 1, only the requested window is copied.
     chunks_per_copy: usize,
     /// The frames that were copied last: their range, and their values in the volume's order of axes.
@@ -52,11 +53,11 @@ impl<'a> ChunkReader<'a> {
     pub fn new(
         volume: &'a Volume,
         values: &'a [f32],
-        frames: usize,
+        frames_per_chunk: usize,
         chunks_per_copy: usize,
         device: &'a Device,
     ) -> Self {
-        Self { volume, values, device, frames, chunks_per_copy, copied: None }
+        Self { volume, values, device, frames_per_chunk, chunks_per_copy, copied: None }
     }
 
     /// Reads a window of chunk `number` as `[C, T, H, W]`, multiplied by the blend weight of each pixel.
@@ -90,8 +91,8 @@ impl<'a> ChunkReader<'a> {
     fn copied_with(&mut self, number: usize) -> (usize, Burn<4>) {
         let first_chunk = number / self.chunks_per_copy * self.chunks_per_copy;
         let last_chunk = first_chunk + self.chunks_per_copy - 1;
-        let start = chunk_frames(first_chunk, self.frames).start;
-        let frames = start..chunk_frames(last_chunk, self.frames).end.min(self.volume.frames);
+        let start = chunk_frames(first_chunk, self.frames_per_chunk).start;
+        let frames = start..chunk_frames(last_chunk, self.frames_per_chunk).end.min(self.volume.frames);
         if let Some((range, values)) = &self.copied
             && *range == frames
         {
@@ -155,12 +156,12 @@ impl<'a> ChunkAccumulator<'a> {
     /// Returns the sums, in the volume's order of axes.
     pub fn finish(mut self) -> Result<Vec<f32>> {
         self.flush()?;
-        self.settle()?;
+        self.add_in_flight()?;
         Ok(self.values)
     }
 
     /// Adds the frames that are on their way to the host.
-    fn settle(&mut self) -> Result<()> {
+    fn add_in_flight(&mut self) -> Result<()> {
         let Some((start, mut copy)) = self.in_flight.take() else { return Ok(()) };
         let frames = copy.values()?;
         let values_per_frame = self.volume.len() / self.volume.frames;
@@ -172,7 +173,7 @@ impl<'a> ChunkAccumulator<'a> {
 
     /// Copies the pending results to the host: whole frames in the background, others at once.
     fn flush(&mut self) -> Result<()> {
-        self.settle()?;
+        self.add_in_flight()?;
         let pending = std::mem::take(&mut self.pending);
         let has_whole_frames = |window: &Window| [window.rows.len(), window.columns.len()] == self.volume.size;
         let all_have_whole_frames = pending.iter().all(|(window, _)| has_whole_frames(window));

@@ -9,7 +9,7 @@ use super::layout::ChunkLayout;
 use super::rearrange::{Factors, average_down, duplicate_up, pad_bottom_right, patchify, unpatchify};
 
 /// Frames before the chunk that a causal convolution over three frames reads.
-pub(super) const CONTEXT: usize = 2;
+pub(super) const PAST_FRAMES: usize = 2;
 
 /// The operation of a layer. Every layer is causal: its caches contain what it needs of the frames before the chunk.
 /// `input` and `output` are numbers of channels.
@@ -30,10 +30,10 @@ pub(super) enum LayerKind {
     Activated { input: usize, output: usize, norm: &'static str, conv: &'static str },
     /// Single-head self-attention within each frame, with a residual connection.
     Attention { channels: usize },
-    /// Doubles height and width, and time if `temporal`.
-    Upsample { input: usize, output: usize, temporal: bool },
-    /// Halves height and width, and time if `temporal`.
-    Downsample { channels: usize, temporal: bool },
+    /// Doubles height and width, and time if `doubles_time`.
+    Upsample { input: usize, output: usize, doubles_time: bool },
+    /// Halves height and width, and time if `halves_time`.
+    Downsample { channels: usize, halves_time: bool },
     /// Stores its input for the shortcut at the end of the block.
     Branch,
     /// Adds the stored input, after a 1x1x1 convolution if the channels differ.
@@ -91,10 +91,11 @@ impl Layer {
     }
 
     /// Number of caches.
-    pub fn slots(&self) -> usize {
+    pub fn cache_count(&self) -> usize {
         match self.kind {
             LayerKind::Conv { .. } | LayerKind::Activated { .. } => 1,
-            LayerKind::Upsample { temporal, .. } | LayerKind::Downsample { temporal, .. } => temporal.into(),
+            LayerKind::Upsample { doubles_time, .. } => doubles_time.into(),
+            LayerKind::Downsample { halves_time, .. } => halves_time.into(),
             _ => 0,
         }
     }
@@ -123,15 +124,15 @@ impl Layer {
                 convolution("proj", &[c, c, 1, 1]);
                 add("norm.gamma", &[c, 1, 1]);
             }
-            LayerKind::Upsample { input, output, temporal } => {
+            LayerKind::Upsample { input, output, doubles_time } => {
                 convolution("resample.1", &[output, input, 3, 3]);
-                if temporal {
+                if doubles_time {
                     convolution("time_conv", &[2 * input, input, 3, 1, 1]);
                 }
             }
-            LayerKind::Downsample { channels: c, temporal } => {
+            LayerKind::Downsample { channels: c, halves_time } => {
                 convolution("resample.1", &[c, c, 3, 3]);
-                if temporal {
+                if halves_time {
                     convolution("time_conv", &[c, c, 3, 1, 1]);
                 }
             }
@@ -184,14 +185,14 @@ impl Layer {
                 let gamma = self.gamma(norm, context)?;
                 if context.layout == ChunkLayout::ChannelsLast && !context.is_first_chunk {
                     // One operator computes norm and SiLU and writes the result after the cached frames.
-                    let extended = ops::channel_norm_silu_after(past(cache, &x, CONTEXT), x, gamma);
+                    let extended = ops::channel_norm_silu_after(past(cache, &x, PAST_FRAMES), x, gamma);
                     return self.convolve_extended(extended, conv, context);
                 }
                 self.convolve(ops::channel_norm_silu(x, gamma), cache, conv, context)
             }
             LayerKind::Attention { channels } => Ok((self.attend(x, channels, context)?, vec![])),
-            LayerKind::Upsample { temporal, .. } => self.upsample(x, temporal, cache, context),
-            LayerKind::Downsample { temporal, .. } => self.downsample(x, temporal, cache, context),
+            LayerKind::Upsample { doubles_time, .. } => self.upsample(x, doubles_time, cache, context),
+            LayerKind::Downsample { halves_time, .. } => self.downsample(x, halves_time, cache, context),
             LayerKind::Branch
             | LayerKind::AddResidual { .. }
             | LayerKind::AddAverage { .. }
@@ -227,12 +228,12 @@ impl Layer {
         if context.is_first_chunk {
             let x = conv_pull(cotangent, last_tap(kernel), [1, 1]);
             // The cache is zeros and the chunk's last frame (see `convolve`).
-            let after_last_frame = after.map(|after| after.narrow(1, CONTEXT - 1, 1));
+            let after_last_frame = after.map(|after| after.narrow(1, PAST_FRAMES - 1, 1));
             return Ok((None, context.layout.add_to_end(x, after_last_frame)));
         }
         // The cotangent of the cached frames followed by the chunk.
         let extended = context.layout.add_to_end(conv_pull(cotangent, kernel, [1, 1]), after);
-        Ok((Some(extended.clone().narrow(1, 0, CONTEXT)), extended.narrow(1, CONTEXT, frames)))
+        Ok((Some(extended.clone().narrow(1, 0, PAST_FRAMES)), extended.narrow(1, PAST_FRAMES, frames)))
     }
 
     /// The pullback of [`LayerKind::Upsample`], which is linear as a whole. Arguments and result are like those of
@@ -246,7 +247,7 @@ impl Layer {
         let doubled = conv_pull(cotangent, self.kernel("resample.1", context)?, [1, 1]);
         let x = context.layout.double_pull(doubled);
         // Time was not doubled.
-        if context.is_first_chunk || self.slots() == 0 {
+        if context.is_first_chunk || self.cache_count() == 0 {
             return Ok((None, x));
         }
         let pairs = context.layout.interleave_pull(x);
@@ -254,7 +255,7 @@ impl Layer {
         // The cotangent of the cached frames followed by the chunk.
         let extended = conv_pull(pairs, self.kernel("time_conv", context)?, [0, 0]);
         let extended = context.layout.add_to_end(extended, after);
-        Ok((Some(extended.clone().narrow(1, 0, CONTEXT)), extended.narrow(1, CONTEXT, frames)))
+        Ok((Some(extended.clone().narrow(1, 0, PAST_FRAMES)), extended.narrow(1, PAST_FRAMES, frames)))
     }
 
     /// Returns the causal convolution over three frames, and the cache for the next chunk: the last two frames of the
@@ -271,14 +272,14 @@ impl Layer {
         if context.is_first_chunk {
             let bias = self.weight::<1>(&join(part, "bias"), context)?;
             let kernel = self.kernel(part, context)?;
-            let zeros = Tensor::zeros([c, CONTEXT - 1, h, w], (&x.device(), x.dtype()));
+            let zeros = Tensor::zeros([c, PAST_FRAMES - 1, h, w], (&x.device(), x.dtype()));
             let next = context.layout.concat(vec![zeros, x.clone().narrow(1, t - 1, 1)]);
             return Ok((conv(x, last_tap(kernel), bias, [1, 1, 1], [1, 1], context.layout), vec![Some(next)]));
         }
-        self.convolve_extended(context.layout.concat(vec![past(cache, &x, CONTEXT), x]), part, context)
+        self.convolve_extended(context.layout.concat(vec![past(cache, &x, PAST_FRAMES), x]), part, context)
     }
 
-    /// Like [`Layer::convolve`]; `extended` are the cached frames followed by the chunk.
+    /// Computes [`Layer::convolve`] after the first chunk. `extended` are the cached frames followed by the chunk.
     fn convolve_extended(
         &self,
         extended: Tensor<4>,
@@ -286,7 +287,7 @@ impl Layer {
         context: &LayerContext<'_>,
     ) -> Result<(Tensor<4>, Caches)> {
         let bias = self.weight::<1>(&join(part, "bias"), context)?;
-        let next = extended.clone().narrow(1, extended.dims()[1] - CONTEXT, CONTEXT);
+        let next = extended.clone().narrow(1, extended.dims()[1] - PAST_FRAMES, PAST_FRAMES);
         let y = conv(extended, self.kernel(part, context)?, bias, [1, 1, 1], [1, 1], context.layout);
         Ok((y, vec![Some(next)]))
     }
@@ -301,16 +302,16 @@ impl Layer {
     fn upsample(
         &self,
         x: Tensor<4>,
-        temporal: bool,
+        doubles_time: bool,
         cache: Option<Tensor<4>>,
         context: &LayerContext<'_>,
     ) -> Result<(Tensor<4>, Caches)> {
-        let (x, caches) = if !temporal {
+        let (x, caches) = if !doubles_time {
             (x, vec![])
         } else if context.is_first_chunk {
             (x, vec![None])
         } else {
-            let (extended, next) = extend(cache, x, CONTEXT, context.layout);
+            let (extended, next) = extend(cache, x, PAST_FRAMES, context.layout);
             let pairs = self.conv(extended, "time_conv", [1, 1, 1], 0, context)?;
             (context.layout.interleave(pairs), vec![Some(next)])
         };
@@ -321,12 +322,12 @@ impl Layer {
     fn downsample(
         &self,
         x: Tensor<4>,
-        temporal: bool,
+        halves_time: bool,
         cache: Option<Tensor<4>>,
         context: &LayerContext<'_>,
     ) -> Result<(Tensor<4>, Caches)> {
         let x = self.conv(pad_bottom_right(x), "resample.1", [1, 2, 2], 0, context)?;
-        if !temporal {
+        if !halves_time {
             return Ok((x, vec![]));
         }
         if context.is_first_chunk {
@@ -398,6 +399,7 @@ impl Layer {
         weights::get(context.weights, &self.key(part))?.f32()
     }
 
+    /// The key of the weight `part`.
     fn key(&self, part: &str) -> String {
         format!("{}.{part}", self.name)
     }

@@ -21,7 +21,7 @@ pub(super) enum ChunkLayout {
 impl ChunkLayout {
     /// The order that a device's convolutions prefer.
     pub fn of(device: &Device) -> Self {
-        if device::channels_innermost(device) { Self::ChannelsLast } else { Self::ChannelsFirst }
+        if device::prefers_channels_innermost(device) { Self::ChannelsLast } else { Self::ChannelsFirst }
     }
 
     /// Concatenates chunks in time, in new memory.

@@ -6,7 +6,7 @@
 
 use super::DEFAULT_CHECKPOINTS;
 use super::config::VaeConfig;
-use super::layer::{CONTEXT, LayerKind};
+use super::layer::{LayerKind, PAST_FRAMES};
 use super::tiling::Tiling;
 
 /// Memory of one chunk and its pullback, without checkpoints, in tenths of a state: one chunk with its pullback takes
@@ -100,12 +100,12 @@ pub fn feature_cache_bytes(vae: &VaeConfig, tiling: Option<Tiling>, [h, w]: [usi
     for layer in vae.decoder_layers() {
         let cached_channels = match layer.kind {
             LayerKind::Conv { input, .. } | LayerKind::Activated { input, .. } => input,
-            LayerKind::Upsample { input, temporal: true, .. } => input,
+            LayerKind::Upsample { input, doubles_time: true, .. } => input,
             // Without a cache.
             _ => 0,
         };
         // Upsampling doubles time first, so the cached frames still have the size of the layer's input.
-        elements_per_latent += CONTEXT * cached_channels * scale * scale;
+        elements_per_latent += PAST_FRAMES * cached_channels * scale * scale;
         if matches!(layer.kind, LayerKind::Upsample { .. }) {
             scale *= 2;
         }

@@ -93,7 +93,7 @@ impl Vae {
         Self::load_with_statistics(state, &statistics, device)
     }
 
-    /// Like [`Vae::load`], with other latent statistics.
+    /// Loads a checkpoint like [`Vae::load`], with other latent statistics.
     pub fn load_with_statistics(state: &StateDict, statistics: &LatentStatistics, device: &Device) -> Result<Self> {
         let config = VaeConfig::from_shapes(&shapes(state))?;
         let wanted: BTreeMap<_, _> = config.weights().into_iter().collect();
@@ -164,7 +164,7 @@ impl Vae {
         Ok(self.encode_with(video, &Chunking::default(), Grad::Skip)?.0)
     }
 
-    /// Like [`Vae::encode`], with a pullback to the cotangent of the video.
+    /// Encodes a video like [`Vae::encode`]. The pullback returns the cotangent of the video.
     pub fn encode_with(&self, video: &Tensor, chunking: &Chunking, grad: Grad) -> Result<(Tensor, Option<Pullback>)> {
         let &[frames, 3, h, w] = video.shape() else {
             return Err(Error::shape("video to encode", "[T, 3, H, W]", video.shape()));
@@ -182,7 +182,7 @@ impl Vae {
             chunks: latent_frames,
             tiles: Tiling::tiles(chunking.tiling.as_ref(), latent_size, [input_scale, output_scale])?,
             checkpoints: chunking.checkpoints,
-            offload: chunking.offload,
+            offloads_checkpoints: chunking.offload,
         };
         pass.run(video, grad)
     }
@@ -190,26 +190,28 @@ impl Vae {
     /// Decodes normalised latents, f32 `[C, T, H, W]`, to frames, f32 `[T', 3, H', W']`, not clamped. The pullback
     /// returns the cotangent of the latents.
     pub fn decode(&self, latents: &Tensor, chunking: &Chunking, grad: Grad) -> Result<(Tensor, Option<Pullback>)> {
-        self.decoding(latents, chunking)?.run(latents, grad)
+        self.decoder_pass(latents, chunking)?.run(latents, grad)
     }
 
-    /// Like [`Vae::decode`], with frames clamped to [-1, 1]. Values that the clamp changed receive no gradient.
+    /// Decodes latents like [`Vae::decode`], with frames clamped to [-1, 1]. Values that the clamp changed receive no
+    /// gradient.
     pub fn decode_clamped(
         &self,
         latents: &Tensor,
         chunking: &Chunking,
         grad: Grad,
     ) -> Result<(Tensor, Option<Pullback>)> {
-        self.decoding(latents, chunking)?.run_clamped(latents, grad)
+        self.decoder_pass(latents, chunking)?.run_clamped(latents, grad)
     }
 
-    /// Like [`Vae::decode`] without gradient and tiles. `probe` receives every layer's output, chunk by chunk.
+    /// Decodes latents like [`Vae::decode`], without gradient and tiles. `probe` receives every layer's output, chunk
+    /// by chunk.
     pub fn decode_probed(&self, latents: &Tensor, probe: Probe<'_>) -> Result<Tensor> {
-        self.decoding(latents, &Chunking::default())?.run_probed(latents, probe)
+        self.decoder_pass(latents, &Chunking::default())?.run_probed(latents, probe)
     }
 
     /// The decoder's pass over latents of this shape, not run yet.
-    fn decoding(&self, latents: &Tensor, chunking: &Chunking) -> Result<Pass> {
+    fn decoder_pass(&self, latents: &Tensor, chunking: &Chunking) -> Result<Pass> {
         let config = &self.config;
         let [latent_frames, h, w] = self.check_latents(latents.shape())?;
         let latent_size = [h, w];
@@ -224,7 +226,7 @@ impl Vae {
             chunks: latent_frames,
             tiles: Tiling::tiles(chunking.tiling.as_ref(), latent_size, [input_scale, output_scale])?,
             checkpoints: chunking.checkpoints,
-            offload: chunking.offload,
+            offloads_checkpoints: chunking.offload,
         })
     }
 

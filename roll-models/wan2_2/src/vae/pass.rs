@@ -32,7 +32,7 @@ pub(super) struct Pass {
     /// Number of checkpoints for the pullback. The state before the first chunk is not counted.
     pub checkpoints: usize,
     /// Whether checkpoints are kept in host memory.
-    pub offload: bool,
+    pub offloads_checkpoints: bool,
 }
 
 /// States before some chunks, ascending, each with its chunk's number.
@@ -46,22 +46,24 @@ impl Pass {
     pub fn run(self, input: &Tensor, grad: Grad) -> Result<(Tensor, Option<Pullback>)> {
         let shape = self.output.shape();
         let no_probe = None;
-        let (values, pullback) = self.values(input, grad, no_probe)?;
+        let (values, pullback) = self.output_values(input, grad, no_probe)?;
         Ok((Tensor::new(values, shape)?, pullback))
     }
 
-    /// Like [`Pass::run`] without a gradient. `probe` receives every layer's output, chunk by chunk.
+    /// Computes the output like [`Pass::run`], without a gradient. `probe` receives every layer's output, chunk by
+    /// chunk.
     pub fn run_probed(self, input: &Tensor, probe: Probe<'_>) -> Result<Tensor> {
         let shape = self.output.shape();
-        let (values, _) = self.values(input, Grad::Skip, Some(probe))?;
+        let (values, _) = self.output_values(input, Grad::Skip, Some(probe))?;
         Tensor::new(values, shape)
     }
 
-    /// Like [`Pass::run`], with an output clamped to [-1, 1]. Values that the clamp changed receive no gradient.
+    /// Computes output and pullback like [`Pass::run`], with an output clamped to [-1, 1]. Values that the clamp
+    /// changed receive no gradient.
     pub fn run_clamped(self, input: &Tensor, grad: Grad) -> Result<(Tensor, Option<Pullback>)> {
         let shape = self.output.shape();
         let no_probe = None;
-        let (mut values, pullback) = self.values(input, grad, no_probe)?;
+        let (mut values, pullback) = self.output_values(input, grad, no_probe)?;
         let clamp_pullback = clamp(&mut values, &shape);
         let pullback =
             pullback.map(|pullback| Pullback::new(move |cotangent| pullback.pull(&clamp_pullback.pull(cotangent)?)));
@@ -69,7 +71,12 @@ impl Pass {
     }
 
     /// Computes the values of the output, in the order of its volume, and the pullback like [`Pass::run`].
-    fn values(self, input: &Tensor, grad: Grad, mut probe: Option<Probe<'_>>) -> Result<(Vec<f32>, Option<Pullback>)> {
+    fn output_values(
+        self,
+        input: &Tensor,
+        grad: Grad,
+        mut probe: Option<Probe<'_>>,
+    ) -> Result<(Vec<f32>, Option<Pullback>)> {
         let schedule = Schedule::new(self.chunks, self.checkpoints);
         let positions = schedule.checkpoint_positions();
         let store_checkpoints = grad.is_on() && self.tiles.len() == 1;
@@ -116,7 +123,7 @@ impl Pass {
             let after = self.chain.no_cotangent();
             let checkpoints = if !stored.is_empty() {
                 std::mem::take(&mut stored)
-            } else if self.offload {
+            } else if self.offloads_checkpoints {
                 self.recompute_checkpoints(tile, &mut input, schedule)?
             } else {
                 // The reversal makes further checkpoints itself, on the device.
@@ -163,7 +170,11 @@ impl Pass {
 
     /// Keeps a state on the device, or starts its copy to host memory.
     fn checkpointed(&self, state: &ChainState) -> Result<CheckpointedState> {
-        if self.offload { CheckpointedState::offload(state) } else { Ok(CheckpointedState::OnDevice(state.clone())) }
+        if self.offloads_checkpoints {
+            CheckpointedState::offload(state)
+        } else {
+            Ok(CheckpointedState::OnDevice(state.clone()))
+        }
     }
 
     /// A reader of `values`, in chunks of `frames` frames.
@@ -238,5 +249,6 @@ impl Reversible for TilePull<'_, '_> {
 
 /// The window of chunk number `chunk` in a tile with these rows and columns, if chunks have `frames` frames.
 fn window(plane: &[Range<usize>; 2], chunk: usize, frames: usize) -> Window {
-    Window { frames: chunk_frames(chunk, frames), rows: plane[0].clone(), columns: plane[1].clone() }
+    let [rows, columns] = plane.clone();
+    Window { frames: chunk_frames(chunk, frames), rows, columns }
 }

@@ -1,7 +1,8 @@
 //! Encoding and decoding inside the caller's autodiff graph, to train a VAE. Videos and latents are tensors on the
 //! device, `[C, T, H, W]`.
 //!
-//! Every operation on weights is recorded, so memory grows with the video. Suitable for small networks and short clips.
+//! Every operation on weights is recorded, so memory grows with the video: these functions suit small networks and
+//! short clips.
 
 use burn_tensor::Tensor as Burn;
 use roll_core::{Error, Result};
@@ -11,16 +12,17 @@ use super::frames::chunk_frames;
 use super::{Vae, VaeVersion};
 
 impl Vae {
-    /// Like [`Vae::encode`], from `[3, T', H, W]` to normalised latents `[C, T, H, W]`, both on the device. Gradients
-    /// reach the video and, if the weights are leaves (see [`roll_backends::Resident::tracked`]), the weights.
+    /// Encodes a video like [`Vae::encode`], from `[3, T', H, W]` to normalised latents `[C, T, H, W]`, both on the
+    /// device. Gradients reach the video and, if the weights are leaves (see [`roll_backends::Resident::tracked`]), the
+    /// weights.
     pub fn encode_recorded(&self, video: Burn<4>) -> Result<Burn<4>> {
         let frames = self.check_video(&video)?;
         let chunks = self.config.latent_frames(frames)?;
         run(&self.encoder, video, chunks, self.config.temporal_stride())
     }
 
-    /// Like [`Vae::decode`], from normalised latents `[C, T, H, W]` to frames `[3, T', H, W]`, not clamped, both on the
-    /// device.
+    /// Decodes latents like [`Vae::decode`], from normalised latents `[C, T, H, W]` to frames `[3, T', H, W]`, not
+    /// clamped, both on the device.
     pub fn decode_recorded(&self, latents: Burn<4>) -> Result<Burn<4>> {
         let [frames, ..] = self.check_latents(&latents.dims())?;
         run(&self.decoder, latents, frames, 1)
@@ -42,7 +44,7 @@ impl Vae {
 
     /// Runs videos of one frame each, `[C, N, H, W]`. The frames of a first chunk are independent of one another,
     /// because its convolutions apply only the tap of the newest frame (see `Layer::convolve`). The shortcuts of the
-    /// Wan2.2 VAE take the frames for consecutive ones of a video; there, each frame passes alone.
+    /// Wan2.2 VAE treat the frames as consecutive frames of one video, so each frame passes alone there.
     fn run_stills(&self, chain: &CausalChain, x: Burn<4>) -> Result<Burn<4>> {
         let frames_per_pass = match self.config.version {
             VaeVersion::V2_1 => x.dims()[1],

@@ -1,9 +1,9 @@
 //! Reverses a chain of steps of which only a few states can be checkpointed.
 //!
-//! Step `k` maps state `k` to state `k + 1`; its pullback needs state `k`. [`Schedule`] gets the number of steps and of
-//! checkpoints and says which states are checkpointed; [`Schedule::reverse`] calls the work, a [`Reversible`], in that
-//! order. Checkpoints lie where they save most recomputation: the optimal (binomial) checkpointing of Griewank and
-//! Walther, found by dynamic programming instead of closed formulas.
+//! Step `k` maps state `k` to state `k + 1`; its pullback needs state `k`. A [`Schedule`] is planned from the number of
+//! steps and of checkpoints. [`Schedule::reverse`] executes the plan on a [`Reversible`]. Checkpoints lie where they
+//! save most recomputation: the optimal (binomial) checkpointing of Griewank and Walther, found by dynamic programming
+//! instead of closed formulas.
 
 use roll_core::Result;
 

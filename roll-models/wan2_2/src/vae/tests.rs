@@ -143,7 +143,7 @@ fn layouts_agree_up_to_the_order_of_sums() {
 /// The bounds are measured with these weights; the published VAE has twice the number of layers.
 #[test]
 fn decoding_in_bf16_differs_by_the_rounding_of_bf16() {
-    for backend in roll_backends::Backend::ALL.into_iter().filter(|b| b.usable(0).is_ok()) {
+    for backend in roll_backends::Backend::ALL.into_iter().filter(|b| b.check_usable(0).is_ok()) {
         let device = roll_backends::device(backend.name()).unwrap();
         for version in [VaeVersion::V2_1, VaeVersion::V2_2] {
             let state = tiny(version).random_state(7).unwrap();

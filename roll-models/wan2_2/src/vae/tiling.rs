@@ -73,14 +73,7 @@ impl Tiling {
                 tiles.push(Tile { input, output, blend: Some(mask) });
             }
         }
-        // Masks become weights, which sum to one.
-        for Tile { output, blend, .. } in &mut tiles {
-            let rows = blend.iter_mut().flat_map(|mask| mask.chunks_exact_mut(output[1].len()));
-            for (row, values) in output[0].clone().zip(rows) {
-                let sums = &mask_sums[row * width..][output[1].clone()];
-                values.iter_mut().zip(sums).for_each(|(v, sum)| *v /= sum);
-            }
-        }
+        masks_to_weights(&mut tiles, &mask_sums, width);
         Ok(tiles)
     }
 
@@ -107,6 +100,17 @@ impl Tiling {
     }
 }
 
+/// Divides the masks of all tiles by their sums, row-major in a plane of `width` pixels. The quotients sum to one.
+fn masks_to_weights(tiles: &mut [Tile], mask_sums: &[f32], width: usize) {
+    for Tile { output, blend, .. } in tiles {
+        let rows = blend.iter_mut().flat_map(|mask| mask.chunks_exact_mut(output[1].len()));
+        for (row, values) in output[0].clone().zip(rows) {
+            let sums = &mask_sums[row * width..][output[1].clone()];
+            values.iter_mut().zip(sums).for_each(|(v, sum)| *v /= sum);
+        }
+    }
+}
+
 /// Cuts one axis into intervals of at most `size`, whose starts are `stride` apart, until the end is covered.
 fn intervals(extent: usize, size: usize, stride: usize) -> Vec<Range<usize>> {
     let mut cuts: Vec<_> = std::iter::once(0..size.min(extent)).collect();
@@ -118,23 +122,24 @@ fn intervals(extent: usize, size: usize, stride: usize) -> Vec<Range<usize>> {
 }
 
 /// The blend mask of the reference implementation, row-major: the minimum of the two axes' ramps. A ramp rises linearly
-/// over `border` pixels from each side of the tile, except from a side of the picture, where the ramp is 1. `bound`
+/// over `border` pixels from each side of the tile, except from a side of the picture, where the ramp is 1. `at_sides`
 /// says whether the tile's top, bottom, left and right are sides of the picture.
-pub fn blend_mask(size: [usize; 2], border: [usize; 2], bound: [bool; 4]) -> Vec<f32> {
-    let rows = ramps(size[0], border[0], [bound[0], bound[1]]);
-    let columns = ramps(size[1], border[1], [bound[2], bound[3]]);
+pub fn blend_mask(size: [usize; 2], border: [usize; 2], at_sides: [bool; 4]) -> Vec<f32> {
+    let [at_top, at_bottom, at_left, at_right] = at_sides;
+    let rows = ramps(size[0], border[0], [at_top, at_bottom]);
+    let columns = ramps(size[1], border[1], [at_left, at_right]);
     rows.iter().flat_map(|r| columns.iter().map(|c| c.min(*r))).collect()
 }
 
-/// The ramps of one axis. `bound` says whether its start and its end are sides of the picture.
-fn ramps(length: usize, border: usize, bound: [bool; 2]) -> Vec<f32> {
-    let [start_is_bound, end_is_bound] = bound;
+/// The ramps of one axis. `at_sides` says whether its start and its end are sides of the picture.
+fn ramps(length: usize, border: usize, at_sides: [bool; 2]) -> Vec<f32> {
+    let [starts_at_side, ends_at_side] = at_sides;
     let ramp = |i: usize| (i + 1) as f32 / border as f32;
     let mut values = vec![1.0; length];
-    if !start_is_bound {
+    if !starts_at_side {
         (0..border.min(length)).for_each(|i| values[i] = ramp(i));
     }
-    if !end_is_bound {
+    if !ends_at_side {
         // The far ramp takes precedence where the two overlap, as in the reference.
         (0..border.min(length)).for_each(|i| values[length - 1 - i] = ramp(i));
     }

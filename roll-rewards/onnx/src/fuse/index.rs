@@ -15,6 +15,7 @@ pub struct GraphIndex<'a> {
 }
 
 impl<'a> GraphIndex<'a> {
+    /// Indexes the nodes of `graph`.
     pub fn of(graph: &'a Graph) -> Self {
         let mut producers = vec![None; graph.slot_count];
         for (index, node) in graph.nodes.iter().enumerate() {

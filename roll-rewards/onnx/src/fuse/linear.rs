@@ -8,13 +8,14 @@ use super::{Fusion, constant, only_output};
 
 /// Returns the MatMul at `index` and the Add after it, and the node that replaces both. `None` if they are no linear
 /// layer with constant weights.
-pub fn linear_at(uses: &GraphIndex, index: usize) -> Option<Fusion> {
-    let node = &uses.graph.nodes[index];
+pub fn linear_at(graph_index: &GraphIndex, index: usize) -> Option<Fusion> {
+    let node = &graph_index.graph.nodes[index];
     let (Role::MatMul, [Some(x), Some(weight)]) = (node.operator.role(), node.inputs.as_slice()) else { return None };
     let product = only_output(node)?;
-    let (add_node, y) = uses.only_consumer(product)?;
-    let bias = uses.other_operand(add_node, Arithmetic::Add, product)?;
-    let (Value::Float(weight), Value::Float(bias)) = (constant(uses.graph, *weight)?, constant(uses.graph, bias)?)
+    let (add_node, y) = graph_index.only_consumer(product)?;
+    let bias = graph_index.other_operand(add_node, Arithmetic::Add, product)?;
+    let (Value::Float(weight), Value::Float(bias)) =
+        (constant(graph_index.graph, *weight)?, constant(graph_index.graph, bias)?)
     else {
         return None;
     };

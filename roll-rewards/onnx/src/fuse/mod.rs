@@ -45,10 +45,10 @@ type Fusion = (Vec<usize>, Node);
 /// Replaces the chains that `fusion_at` recognises at each node. If chains have a common node, only the first one is
 /// replaced.
 fn fuse_chains(graph: Graph, fusion_at: fn(&GraphIndex, usize) -> Option<Fusion>) -> Graph {
-    let uses = GraphIndex::of(&graph);
+    let graph_index = GraphIndex::of(&graph);
     let mut replacements = Replacements::none(&graph);
     for index in 0..graph.nodes.len() {
-        if let Some((nodes, node)) = fusion_at(&uses, index)
+        if let Some((nodes, node)) = fusion_at(&graph_index, index)
             && !nodes.iter().any(|&i| replacements.removed[i])
         {
             replacements.replace(&nodes, node);
@@ -65,6 +65,7 @@ struct Replacements {
 }
 
 impl Replacements {
+    /// No change.
     fn none(graph: &Graph) -> Self {
         let count = graph.nodes.len();
         Self { removed: vec![false; count], inserted: (0..count).map(|_| None).collect() }
@@ -79,6 +80,7 @@ impl Replacements {
         }
     }
 
+    /// Returns `graph` with these changes.
     fn apply(self, mut graph: Graph) -> Graph {
         let all = std::mem::take(&mut graph.nodes).into_iter().zip(self.removed).zip(self.inserted);
         graph.nodes = all.filter_map(|((node, removed), inserted)| inserted.or((!removed).then_some(node))).collect();
@@ -86,6 +88,7 @@ impl Replacements {
     }
 }
 
+/// Fuses each convolution with the nodes after it, as far as possible.
 fn fuse_convolutions(graph: Graph, device: &Device) -> Graph {
     let consumers = consumers(&graph);
     let mut replacements = Replacements::none(&graph);
@@ -305,9 +308,10 @@ impl Chain {
         let is_sigmoid = |i: usize| matches!(graph.nodes[i].operator.role(), Role::Epilogue(Epilogue::Sigmoid));
         let [sigmoid, product] = if is_sigmoid(readers[0]) { readers } else { [readers[1], readers[0]] };
         let product_node = &graph.nodes[product];
-        let (true, Role::Arithmetic(Arithmetic::Mul)) = (is_sigmoid(sigmoid), product_node.operator.role()) else {
+        let is_product = matches!(product_node.operator.role(), Role::Arithmetic(Arithmetic::Mul));
+        if !is_sigmoid(sigmoid) || !is_product {
             return false;
-        };
+        }
         let Some(gate) = only_output(&graph.nodes[sigmoid]) else { return false };
         let operands = [Some(self.output), Some(gate)];
         let multiplies_both = product_node.inputs == operands || product_node.inputs == [operands[1], operands[0]];

@@ -11,16 +11,16 @@ use super::{Fusion, constant, normalisation, only_output};
 
 /// Returns the BatchNorm at `index`, the activation after it, if there is one that is its only consumer, and the node
 /// that replaces them. `None` if the node is no BatchNorm with constant parameters.
-pub fn norm_at(uses: &GraphIndex, index: usize) -> Option<Fusion> {
-    let node = &uses.graph.nodes[index];
+pub fn norm_at(graph_index: &GraphIndex, index: usize) -> Option<Fusion> {
+    let node = &graph_index.graph.nodes[index];
     let Role::BatchNorm(epsilon) = node.operator.role() else { return None };
     let x = node.inputs.first().copied().flatten()?;
-    let Value::Float(scale) = constant(uses.graph, node.inputs.get(1).copied().flatten()?)? else { return None };
+    let Value::Float(scale) = constant(graph_index.graph, node.inputs.get(1).copied().flatten()?)? else { return None };
     let [channels] = *scale.shape() else { return None };
-    let affine = normalisation(uses.graph, node, channels, epsilon)?;
+    let affine = normalisation(graph_index.graph, node, channels, epsilon)?;
     let (mut nodes, mut y, mut epilogue, mut slope) = (vec![index], only_output(node)?, Epilogue::Nothing, None);
-    if let Some((next, output)) = uses.only_consumer(y) {
-        match uses.graph.nodes[next].operator.role() {
+    if let Some((next, output)) = graph_index.only_consumer(y) {
+        match graph_index.graph.nodes[next].operator.role() {
             Role::Epilogue(function) => epilogue = function,
             // `Slopes` with one slope for all channels.
             Role::LeakyRelu(found) => (epilogue, slope) = (Epilogue::Slopes, Some(found)),

@@ -21,9 +21,9 @@ pub(super) fn shape(a: &[usize], b: &[usize]) -> Result<Vec<usize>, Problem> {
     Ok(shape)
 }
 
-/// The length of `axis` of a tensor of shape `s` that broadcasts to `rank` axes: 1 for the axes that it lacks in front.
-fn length_at(s: &[usize], axis: usize, rank: usize) -> usize {
-    (axis + s.len()).checked_sub(rank).map_or(1, |i| s[i])
+/// The length of `axis` of a tensor of `shape` that broadcasts to `rank` axes: 1 for the axes that it lacks in front.
+fn length_at(shape: &[usize], axis: usize, rank: usize) -> usize {
+    (axis + shape.len()).checked_sub(rank).map_or(1, |i| shape[i])
 }
 
 /// Applies `f` to two tensors that broadcast.
@@ -74,15 +74,19 @@ fn collapse(a: &[usize], b: &[usize]) -> Result<([usize; 4], [usize; 4]), Proble
     // Pairs of lengths (in a, in b). Neighbouring axes are merged if both are equal in a and b, or if both broadcast in
     // the same one of a and b, where their length is 1.
     let mut runs: Vec<(usize, usize)> = vec![];
-    let broadcast_side = |(m, n): (usize, usize)| m.cmp(&n);
+    // Equal lengths, or the tensor whose length is 1.
+    let broadcast_side = |(in_a, in_b): (usize, usize)| in_a.cmp(&in_b);
     for axis in 0..rank {
-        let pair = (length_at(a, axis, rank), length_at(b, axis, rank));
-        if pair == (1, 1) {
+        let (in_a, in_b) = (length_at(a, axis, rank), length_at(b, axis, rank));
+        if (in_a, in_b) == (1, 1) {
             continue;
         }
         match runs.last_mut() {
-            Some(last) if broadcast_side(*last) == broadcast_side(pair) => *last = (last.0 * pair.0, last.1 * pair.1),
-            _ => runs.push(pair),
+            Some((run_in_a, run_in_b)) if broadcast_side((*run_in_a, *run_in_b)) == broadcast_side((in_a, in_b)) => {
+                *run_in_a *= in_a;
+                *run_in_b *= in_b;
+            }
+            _ => runs.push((in_a, in_b)),
         }
     }
     if runs.len() > 4 {
@@ -90,8 +94,8 @@ fn collapse(a: &[usize], b: &[usize]) -> Result<([usize; 4], [usize; 4]), Proble
     }
     let (mut a_4, mut b_4) = ([1; 4], [1; 4]);
     let start = 4 - runs.len();
-    for (i, (m, n)) in runs.into_iter().enumerate() {
-        (a_4[start + i], b_4[start + i]) = (m, n);
+    for (i, (run_in_a, run_in_b)) in runs.into_iter().enumerate() {
+        (a_4[start + i], b_4[start + i]) = (run_in_a, run_in_b);
     }
     Ok((a_4, b_4))
 }

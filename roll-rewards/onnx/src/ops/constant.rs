@@ -14,14 +14,14 @@ struct Identity;
 
 pub(super) fn identity(spec: &mut OperatorSpec) -> Built {
     if spec.operator == "Dropout" {
-        spec.arity(1..=3, 1)?;
+        spec.check_arity(1..=3, 1)?;
         spec.attributes.float("ratio")?;
         spec.attributes.int("seed")?;
         if spec.constant_ints(2, "training_mode")?.is_some_and(|mode| mode != [0]) {
             return Err("`training_mode` is not run here".into());
         }
     } else {
-        spec.arity(1..=1, 1)?;
+        spec.check_arity(1..=1, 1)?;
     }
     Ok(Box::new(Identity))
 }
@@ -51,7 +51,7 @@ enum CastTarget {
 }
 
 pub(super) fn cast(spec: &mut OperatorSpec) -> Built {
-    spec.arity(1..=1, 1)?;
+    spec.check_arity(1..=1, 1)?;
     spec.attributes.int("saturate")?;
     // Numbers of TensorProto.DataType in onnx.proto.
     let to = match spec.attributes.int("to")? {
@@ -93,7 +93,7 @@ impl Operator for Cast {
 struct ConstantOperator(Value);
 
 pub(super) fn constant(spec: &mut OperatorSpec) -> Built {
-    spec.arity(0..=0, 1)?;
+    spec.check_arity(0..=0, 1)?;
     let device = spec.device;
     let attributes = &mut spec.attributes;
     let floats = |values: Vec<f32>, shape| Constant::new(Value::Float(upload(values, shape, device)));
@@ -128,7 +128,7 @@ struct ConstantOfShape {
 }
 
 pub(super) fn constant_of_shape(spec: &mut OperatorSpec) -> Built {
-    spec.arity(1..=1, 1)?;
+    spec.check_arity(1..=1, 1)?;
     let number = match spec.attributes.tensor("value", spec.device)? {
         Some(number) => number,
         None => Constant::new(Value::Float(upload(vec![0.0], vec![1], spec.device)))?,

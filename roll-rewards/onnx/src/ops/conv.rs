@@ -18,7 +18,7 @@ pub(in super::super) struct Conv {
 
 /// Number of groups, and size of the kernel according to the constant weights.
 fn groups_and_kernel<'n>(spec: &mut OperatorSpec<'n, '_>) -> Result<(usize, &'n [usize]), Problem> {
-    spec.arity(2..=3, 1)?;
+    spec.check_arity(2..=3, 1)?;
     let groups = sizes("group", &[spec.attributes.int("group")?.unwrap_or(1)], 1)?[0];
     match spec.constant_shape(1) {
         Some([_, _, kernel @ ..]) if !kernel.contains(&0) => Ok((groups, kernel)),
@@ -137,11 +137,11 @@ pub(super) fn conv_transpose(spec: &mut OperatorSpec) -> Built {
     if kernel.len() > 2 {
         return Err("a transposed convolution over three axes is not run here".into());
     }
-    let symmetric = match &window.padding {
+    let is_symmetric = match &window.padding {
         Padding::Explicit(pads) => pads.iter().all(|(before, after)| before == after),
         Padding::Same { .. } => false,
     };
-    if !symmetric {
+    if !is_symmetric {
         return Err("a transposed convolution with unequal or automatic padding is not run here".into());
     }
     let limit = |i: usize| window.stride[i].max(window.dilation[i]);
@@ -166,7 +166,9 @@ impl Operator for ConvTranspose {
         let mut shape = vec![n, per_group.saturating_mul(self.groups)];
         for (i, &length) in x.shape()[2..].iter().enumerate() {
             let unpadded = (length - 1).saturating_mul(self.window.stride[i]).saturating_add(self.window.extent(i));
-            let output = unpadded.saturating_add(self.output_padding[i]).checked_sub(2 * pads[i].0).filter(|l| *l > 0);
+            let (before, after) = pads[i];
+            let padded = unpadded.saturating_add(self.output_padding[i]);
+            let output = padded.checked_sub(before + after).filter(|length| *length > 0);
             shape.push(output.ok_or("the padding leaves nothing of the output")?);
         }
         elements(&shape)?;

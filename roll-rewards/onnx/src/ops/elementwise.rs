@@ -36,24 +36,25 @@ const FUNCTIONS: [(&str, fn(Tensor<1>) -> Tensor<1>); 17] = [
 enum Unary {
     /// One of [`FUNCTIONS`].
     Function(&'static str, fn(Tensor<1>) -> Tensor<1>),
-    /// With the slope of negative numbers.
+    /// Leaky ReLU with this slope of negative numbers.
     LeakyRelu(f32),
     /// `clamp(alpha * x + beta, 0, 1)` with alpha and beta.
     HardSigmoid(f32, f32),
-    /// With alpha.
+    /// ELU with this alpha.
     Elu(f32),
     Gelu {
-        /// The approximation by tanh instead of the exact function.
-        tanh: bool,
+        /// Whether the function is the approximation by tanh instead of the exact GELU.
+        is_approximate: bool,
     },
-    /// With the least and the greatest result, if they are bounded.
+    /// Clamps to the least and the greatest result, where they are bounded.
     Clip(Option<f32>, Option<f32>),
 }
 
 pub(super) fn unary(spec: &mut OperatorSpec) -> Built {
     let max_inputs = if spec.operator == "Clip" { 3 } else { 1 };
-    spec.arity(1..=max_inputs, 1)?;
+    spec.check_arity(1..=max_inputs, 1)?;
     let attributes = &mut spec.attributes;
+    // Defaults are those of the ONNX specification.
     let unary = match spec.operator {
         "LeakyRelu" => Unary::LeakyRelu(attributes.float("alpha")?.unwrap_or(0.01)),
         "HardSigmoid" => {
@@ -61,8 +62,8 @@ pub(super) fn unary(spec: &mut OperatorSpec) -> Built {
         }
         "Elu" => Unary::Elu(attributes.float("alpha")?.unwrap_or(1.0)),
         "Gelu" => match attributes.text("approximate", "none")?.as_str() {
-            "none" => Unary::Gelu { tanh: false },
-            "tanh" => Unary::Gelu { tanh: true },
+            "none" => Unary::Gelu { is_approximate: false },
+            "tanh" => Unary::Gelu { is_approximate: true },
             other => return Err(format!("`approximate` should be none or tanh, found {other}").into()),
         },
         "Clip" => clip(spec)?,
@@ -114,8 +115,8 @@ impl Operator for Unary {
             Self::LeakyRelu(alpha) => activation::leaky_relu(x, alpha.into()),
             Self::HardSigmoid(alpha, beta) => clamp(x.mul_scalar(alpha).add_scalar(beta), Some(0.0), Some(1.0)),
             Self::Elu(alpha) => activation::elu(x, alpha.into()),
-            Self::Gelu { tanh: true } => ops::gelu_tanh(x),
-            Self::Gelu { tanh: false } => ops::gelu(x),
+            Self::Gelu { is_approximate: true } => ops::gelu_tanh(x),
+            Self::Gelu { is_approximate: false } => ops::gelu(x),
             Self::Clip(low, high) => clamp(x, low, high),
         };
         Ok(vec![Value::Float(NdTensor::from_flat(y, shape))])
@@ -143,7 +144,7 @@ impl Operator for Unary {
 
 /// Exact GELU (with the error function).
 pub(in super::super) fn exact_gelu() -> Box<dyn Operator> {
-    Box::new(Unary::Gelu { tanh: false })
+    Box::new(Unary::Gelu { is_approximate: false })
 }
 
 /// Applies the function that was fused after a convolution to its result `z`.
@@ -162,6 +163,7 @@ pub(super) fn apply_epilogue(epilogue: Epilogue, slopes: Option<&NdTensor>, z: &
     Ok(NdTensor::from_flat(y, z.shape()))
 }
 
+/// Clamps `x` to the limits that are not `None`.
 fn clamp(x: Tensor<1>, low: Option<f32>, high: Option<f32>) -> Tensor<1> {
     let x = match low {
         Some(low) => x.clamp_min(low),
@@ -190,6 +192,9 @@ enum Binary {
     PRelu,
 }
 
+/// Greatest number of inputs of Sum, Max and Min.
+const MAX_OPERANDS: usize = 64;
+
 /// Applies a function of two tensors to inputs 0 and 1, then to the result and input 2, and so on.
 #[derive(Debug)]
 struct Fold {
@@ -208,13 +213,13 @@ pub(super) fn binary(spec: &mut OperatorSpec) -> Built {
         "Mod" => (Binary::Mod, 2..=2),
         "Pow" => (Binary::Pow, 2..=2),
         "PRelu" => (Binary::PRelu, 2..=2),
-        "Sum" => (Binary::Add, 1..=64),
-        "Max" => (Binary::Max, 1..=64),
-        "Min" => (Binary::Min, 1..=64),
+        "Sum" => (Binary::Add, 1..=MAX_OPERANDS),
+        "Max" => (Binary::Max, 1..=MAX_OPERANDS),
+        "Min" => (Binary::Min, 1..=MAX_OPERANDS),
         other => return Err(format!("{other} is not a function of two elements").into()),
     };
-    spec.arity(inputs, 1)?;
-    let second_constant = spec.inputs.get(1).copied().flatten().flatten();
+    spec.check_arity(inputs, 1)?;
+    let second_constant = spec.constant_if_known(1);
     let power = match (binary, second_constant) {
         (Binary::Pow, Some(exponent)) => match (&exponent.value, exponent.floats.as_deref()) {
             (_, Some([power])) => Some(*power),
@@ -362,6 +367,7 @@ fn remainder(a: &NdTensor, b: &NdTensor, shape: &[usize]) -> Result<NdTensor, Pr
     broadcast::apply(a, &product, |a, product| a - product)
 }
 
+/// Raises `x` to a power. Frequent powers have operators that are faster and more exact.
 fn pow_scalar(x: &NdTensor, power: f32) -> NdTensor {
     let flat = x.flat().clone();
     let y = match power {

@@ -17,7 +17,7 @@ use super::{Built, Operator, Run, broadcast, input, integers};
 struct Expand;
 
 pub(super) fn expand(spec: &mut OperatorSpec) -> Built {
-    spec.arity(2..=2, 1)?;
+    spec.check_arity(2..=2, 1)?;
     Ok(Box::new(Expand))
 }
 
@@ -41,7 +41,7 @@ impl Operator for Expand {
 struct Tile;
 
 pub(super) fn tile(spec: &mut OperatorSpec) -> Built {
-    spec.arity(2..=2, 1)?;
+    spec.check_arity(2..=2, 1)?;
     Ok(Box::new(Tile))
 }
 
@@ -82,7 +82,7 @@ struct Range {
 }
 
 pub(super) fn range(spec: &mut OperatorSpec) -> Built {
-    spec.arity(3..=3, 1)?;
+    spec.check_arity(3..=3, 1)?;
     Ok(Box::new(Range { device: spec.device.clone() }))
 }
 
@@ -126,13 +126,13 @@ fn range_length(distance: f64, step: f64) -> Result<usize, Problem> {
 /// Replaces the elements of matrices on one side of a diagonal by zeros. Input 1 is the number of the diagonal.
 #[derive(Debug)]
 struct Trilu {
-    /// Keeps the part above the diagonal instead of the part below it.
-    upper: bool,
+    /// Whether the part above the diagonal is kept instead of the part below it.
+    keeps_upper: bool,
 }
 
 pub(super) fn trilu(spec: &mut OperatorSpec) -> Built {
-    spec.arity(1..=2, 1)?;
-    Ok(Box::new(Trilu { upper: spec.attributes.int("upper")?.unwrap_or(1) != 0 }))
+    spec.check_arity(1..=2, 1)?;
+    Ok(Box::new(Trilu { keeps_upper: spec.attributes.int("upper")?.unwrap_or(1) != 0 }))
 }
 
 impl Operator for Trilu {
@@ -148,7 +148,7 @@ impl Operator for Trilu {
         let kept = |i: usize| {
             let (row, column) = ((i / columns % rows) as i64, (i % columns) as i64);
             let distance = column - row;
-            if self.upper { distance >= diagonal } else { distance <= diagonal }
+            if self.keeps_upper { distance >= diagonal } else { distance <= diagonal }
         };
         Ok(vec![match x {
             Value::Int { values, shape } => {
@@ -170,16 +170,16 @@ impl Operator for Trilu {
 struct CumulativeSum {
     axis: i64,
     /// Whether each sum is without the element at its own position.
-    exclusive: bool,
+    is_exclusive: bool,
     /// Whether the sums begin at the end of the axis.
-    reverse: bool,
+    is_reversed: bool,
 }
 
 pub(super) fn cumulative_sum(spec: &mut OperatorSpec) -> Built {
-    spec.arity(2..=2, 1)?;
-    let (exclusive, reverse) = (spec.attributes.flag("exclusive")?, spec.attributes.flag("reverse")?);
+    spec.check_arity(2..=2, 1)?;
+    let (is_exclusive, is_reversed) = (spec.attributes.flag("exclusive")?, spec.attributes.flag("reverse")?);
     let axis = spec.constant_ints(1, "axis")?.and_then(<[i64]>::first);
-    Ok(Box::new(CumulativeSum { axis: *axis.ok_or("`axis` is missing")?, exclusive, reverse }))
+    Ok(Box::new(CumulativeSum { axis: *axis.ok_or("`axis` is missing")?, is_exclusive, is_reversed }))
 }
 
 impl Operator for CumulativeSum {
@@ -190,15 +190,15 @@ impl Operator for CumulativeSum {
             Value::Float(x) => {
                 let mut summands = split_around_axis(x, a);
                 let [outer, length, inner] = summands.dims();
-                if self.reverse {
+                if self.is_reversed {
                     summands = summands.flip([1]);
                 }
-                if self.exclusive {
+                if self.is_exclusive {
                     let zeros = Tensor::zeros([outer, 1, inner], &plain_device(x));
                     summands = Tensor::cat(vec![zeros, summands], 1).narrow(1, 0, length);
                 }
                 let sums = summands.cumsum(1);
-                let sums = if self.reverse { sums.flip([1]) } else { sums };
+                let sums = if self.is_reversed { sums.flip([1]) } else { sums };
                 return Ok(vec![Value::Float(merge_axes(sums, x, a))]);
             }
             Value::Int { values, shape } => (values, shape),
@@ -209,10 +209,10 @@ impl Operator for CumulativeSum {
             for column in 0..inner {
                 let mut sum = 0i64;
                 for i in 0..length {
-                    let position = if self.reverse { length - 1 - i } else { i };
+                    let position = if self.is_reversed { length - 1 - i } else { i };
                     let flat = (block * length + position) * inner + column;
                     let with_element = sum.checked_add(values[flat]).ok_or("the sum is beyond 64 bits")?;
-                    sums[flat] = if self.exclusive { sum } else { with_element };
+                    sums[flat] = if self.is_exclusive { sum } else { with_element };
                     sum = with_element;
                 }
             }

@@ -20,7 +20,7 @@ pub(super) fn pick(x: &NdTensor, a: usize, picks: &[usize]) -> NdTensor {
     merge_axes(select(split_around_axis(x, a), picks), x, a)
 }
 
-/// Like [`pick`], for either type of value.
+/// Selects slices like [`pick`], from either type of value.
 fn picked(x: &Value, a: usize, picks: &[usize]) -> Value {
     match x {
         Value::Float(x) => Value::Float(pick(x, a, picks)),
@@ -35,7 +35,7 @@ struct Gather {
 }
 
 pub(super) fn gather(spec: &mut OperatorSpec) -> Built {
-    spec.arity(2..=2, 1)?;
+    spec.check_arity(2..=2, 1)?;
     Ok(Box::new(Gather { axis: spec.attributes.int("axis")?.unwrap_or(0) }))
 }
 
@@ -74,7 +74,7 @@ struct GatherElements {
 }
 
 pub(super) fn gather_elements(spec: &mut OperatorSpec) -> Built {
-    spec.arity(2..=2, 1)?;
+    spec.check_arity(2..=2, 1)?;
     Ok(Box::new(GatherElements { axis: spec.attributes.int("axis")?.unwrap_or(0) }))
 }
 
@@ -84,8 +84,8 @@ impl Operator for GatherElements {
         // The output has the shape of the indices.
         let (from, to) = (x.shape(), indices.shape());
         let a = axis(self.axis, from.len())?;
-        let within = to.len() == from.len() && (0..to.len()).all(|i| i == a || to[i] <= from[i]);
-        if !within || to.contains(&0) {
+        let is_within = to.len() == from.len() && (0..to.len()).all(|i| i == a || to[i] <= from[i]);
+        if !is_within || to.contains(&0) {
             return Err(format!("indices of shape {to:?} do not fit {from:?}").into());
         }
         let strides = integers::strides(from);
@@ -108,6 +108,7 @@ impl Operator for GatherElements {
     }
 }
 
+/// The problem of an index outside a tensor of `shape`.
 fn out_of_range(shape: &[usize]) -> Problem {
     Problem(format!("the indices reach beyond {shape:?}"))
 }
@@ -127,7 +128,7 @@ struct GatherNd {
 }
 
 pub(super) fn gather_nd(spec: &mut OperatorSpec) -> Built {
-    spec.arity(2..=2, 1)?;
+    spec.check_arity(2..=2, 1)?;
     let batch = spec.attributes.int("batch_dims")?.unwrap_or(0);
     Ok(Box::new(GatherNd { batch_axes: usize::try_from(batch).map_err(|_| "`batch_dims` is negative")? }))
 }
@@ -142,8 +143,8 @@ impl Operator for GatherNd {
         let (&width, rows) = to.split_last().ok_or_else(misfit)?;
         let indexed = from.get(batch_axes..batch_axes.saturating_add(width)).ok_or_else(misfit)?;
         let slice_shape = &from[batch_axes + width..];
-        let same_batch = rows.get(..batch_axes) == Some(&from[..batch_axes]);
-        if width == 0 || rows.contains(&0) || from.contains(&0) || !same_batch {
+        let has_same_batch = rows.get(..batch_axes) == Some(&from[..batch_axes]);
+        if width == 0 || rows.contains(&0) || from.contains(&0) || !has_same_batch {
             return Err(misfit());
         }
         let rows_per_batch: usize = rows[batch_axes..].iter().product();
@@ -166,7 +167,7 @@ impl Operator for GatherNd {
 struct ScatterNd;
 
 pub(super) fn scatter_nd(spec: &mut OperatorSpec) -> Built {
-    spec.arity(3..=3, 1)?;
+    spec.check_arity(3..=3, 1)?;
     let reduction = spec.attributes.text("reduction", "none")?;
     if reduction != "none" {
         return Err(format!("`reduction` {reduction} is not run here: none is").into());
@@ -208,23 +209,23 @@ impl Operator for ScatterNd {
 /// The index of the largest (or least) element along an axis. It has no gradient.
 #[derive(Debug)]
 struct ArgExtremum {
-    /// Looks for the least element instead of the largest.
-    least: bool,
+    /// Whether the least element is looked for instead of the largest.
+    finds_least: bool,
     axis: i64,
-    /// Keeps the axis, with length 1.
-    keep_axis: bool,
-    /// Returns the last of several equal elements instead of the first.
-    last: bool,
+    /// Whether the axis is kept, with length 1.
+    keeps_axis: bool,
+    /// Whether the last of several equal elements is returned instead of the first.
+    prefers_last: bool,
 }
 
 pub(super) fn arg_extremum(spec: &mut OperatorSpec) -> Built {
-    spec.arity(1..=1, 1)?;
+    spec.check_arity(1..=1, 1)?;
     let attributes = &mut spec.attributes;
     Ok(Box::new(ArgExtremum {
-        least: spec.operator == "ArgMin",
+        finds_least: spec.operator == "ArgMin",
         axis: attributes.int("axis")?.unwrap_or(0),
-        keep_axis: attributes.int("keepdims")?.unwrap_or(1) != 0,
-        last: attributes.flag("select_last_index")?,
+        keeps_axis: attributes.int("keepdims")?.unwrap_or(1) != 0,
+        prefers_last: attributes.flag("select_last_index")?,
     }))
 }
 
@@ -233,8 +234,8 @@ impl ArgExtremum {
     fn index_in<T: PartialOrd + Copy>(&self, column: &[T]) -> i64 {
         let mut best = 0;
         for (i, value) in column.iter().enumerate().skip(1) {
-            let better = if self.least { *value < column[best] } else { *value > column[best] };
-            if better || self.last && *value == column[best] {
+            let is_better = if self.finds_least { *value < column[best] } else { *value > column[best] };
+            if is_better || self.prefers_last && *value == column[best] {
                 best = i;
             }
         }
@@ -255,7 +256,7 @@ impl Operator for ArgExtremum {
             Value::Float(t) => integers::columns(&host_floats(t)?, &shape, a).map(|c| self.index_in(&c)).collect(),
             Value::Int { values, .. } => integers::columns(values, &shape, a).map(|c| self.index_in(&c)).collect(),
         };
-        if self.keep_axis {
+        if self.keeps_axis {
             shape[a] = 1;
         } else {
             shape.remove(a);

@@ -55,11 +55,12 @@ pub(super) fn picked(values: &[i64], shape: &[usize], axis: usize, picks: &[usiz
     Value::Int { values: out, shape }
 }
 
-/// Concatenates `parts` along `axis`; the result has the shape `shape`. A part is its elements and its length along
-/// `axis`.
+/// Concatenates `parts` along `axis`; the result has the shape `shape`. A part is a pair of its elements and its length
+/// along `axis`.
 pub(super) fn concatenated(parts: &[(&[i64], usize)], shape: Vec<usize>, axis: usize) -> Result<Value, Problem> {
     count(&shape)?;
     let (outer, inner) = (shape[..axis].iter().product::<usize>(), shape[axis + 1..].iter().product::<usize>());
-    let row = |o: usize| parts.iter().flat_map(move |(v, n)| v[o * n * inner..][..n * inner].iter().copied());
+    let row =
+        |o: usize| parts.iter().flat_map(move |(v, length)| v[o * length * inner..][..length * inner].iter().copied());
     Ok(Value::Int { values: (0..outer).flat_map(row).collect(), shape })
 }

@@ -9,6 +9,10 @@ use super::super::value::{MAX_ELEMENTS, Value, axis, elements, merge_axes, plain
 use super::index::pick;
 use super::{BatchInput, Built, Operator, Run, input, integers, only_first_batched};
 
+/// Greatest number of inputs of Concat, and of outputs of Split.
+const MAX_PARTS: usize = 1024;
+
+/// Permutes the axes.
 #[derive(Debug)]
 struct Transpose {
     /// The axis of the input that becomes each axis of the output; `None` reverses the axes.
@@ -16,7 +20,7 @@ struct Transpose {
 }
 
 pub(super) fn transpose(spec: &mut OperatorSpec) -> Built {
-    spec.arity(1..=1, 1)?;
+    spec.check_arity(1..=1, 1)?;
     let order = match spec.attributes.ints("perm")? {
         None => None,
         Some(perm) => {
@@ -70,13 +74,14 @@ fn permuted(x: &NdTensor, order: &[usize]) -> Result<NdTensor, Problem> {
     }
 }
 
+/// Concatenates the inputs along an axis.
 #[derive(Debug)]
 struct Concat {
     axis: i64,
 }
 
 pub(super) fn concat(spec: &mut OperatorSpec) -> Built {
-    spec.arity(1..=1024, 1)?;
+    spec.check_arity(1..=MAX_PARTS, 1)?;
     let axis = spec.attributes.int("axis")?.ok_or("`axis` is missing")?;
     Ok(Box::new(Concat { axis }))
 }
@@ -107,8 +112,8 @@ impl Operator for Concat {
 
     fn batched_rank(&self, inputs: &[BatchInput]) -> Option<usize> {
         let rank = inputs.first()?.batched()?;
-        let same_rank = inputs.iter().all(|i| i.batched() == Some(rank));
-        (same_rank && axis(self.axis, rank).is_ok_and(|a| a != 0)).then_some(rank)
+        let have_same_rank = inputs.iter().all(|i| i.batched() == Some(rank));
+        (have_same_rank && axis(self.axis, rank).is_ok_and(|a| a != 0)).then_some(rank)
     }
 }
 
@@ -122,10 +127,10 @@ struct Slice {
 
 pub(super) fn slice(spec: &mut OperatorSpec) -> Built {
     if spec.opset >= 10 {
-        spec.arity(3..=5, 1)?;
+        spec.check_arity(3..=5, 1)?;
         return Ok(Box::new(Slice { attributes: None }));
     }
-    spec.arity(1..=1, 1)?;
+    spec.check_arity(1..=1, 1)?;
     let attributes = &mut spec.attributes;
     let lists = [attributes.ints("starts")?, attributes.ints("ends")?, attributes.ints("axes")?];
     Ok(Box::new(Slice { attributes: Some(lists) }))
@@ -223,11 +228,12 @@ struct Split {
     axis: i64,
     /// `None` means equal parts.
     lengths: Option<Vec<usize>>,
+    /// Number of parts.
     outputs: usize,
 }
 
 pub(super) fn split(spec: &mut OperatorSpec) -> Built {
-    spec.arity(1..=2, 1024)?;
+    spec.check_arity(1..=2, MAX_PARTS)?;
     let lengths = match spec.ints_or_input("split", 1)? {
         Some(lengths) => Some(sizes("split", &lengths, 0)?),
         None => None,
@@ -236,8 +242,8 @@ pub(super) fn split(spec: &mut OperatorSpec) -> Built {
         None => lengths.as_ref().map_or(spec.outputs, Vec::len),
         Some(count) => sizes("num_outputs", &[count], 1)?[0],
     };
-    if outputs > 1024 {
-        return Err(format!("it has {outputs} outputs; at most 1024 are given").into());
+    if outputs > MAX_PARTS {
+        return Err(format!("it has {outputs} outputs; at most {MAX_PARTS} are given").into());
     }
     Ok(Box::new(Split { axis: spec.attributes.int("axis")?.unwrap_or(0), lengths, outputs }))
 }
@@ -282,11 +288,12 @@ struct Pad {
     pads: Vec<usize>,
     /// `None` pads every axis.
     axes: Option<Vec<i64>>,
+    /// The value of the padding.
     number: f32,
 }
 
 pub(super) fn pad(spec: &mut OperatorSpec) -> Built {
-    spec.arity(1..=4, 1)?;
+    spec.check_arity(1..=4, 1)?;
     let mode = spec.attributes.text("mode", "constant")?;
     if mode != "constant" {
         return Err(format!("`mode` is {mode}; only constant padding is run here").into());
@@ -321,6 +328,7 @@ impl Operator for Pad {
                 continue;
             }
             let mut shape = x.shape().to_vec();
+            // A length above the limit is refused by `elements`.
             shape[a] = shape[a].saturating_add(before).saturating_add(after).min(MAX_ELEMENTS + 1);
             elements(&shape)?;
             let [outer, _, inner] = split_around_axis(&x, a).dims();

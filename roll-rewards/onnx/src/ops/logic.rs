@@ -24,7 +24,7 @@ enum BinaryPredicate {
 }
 
 pub(super) fn binary(spec: &mut OperatorSpec) -> Built {
-    spec.arity(2..=2, 1)?;
+    spec.check_arity(2..=2, 1)?;
     Ok(Box::new(match spec.operator {
         "Equal" => BinaryPredicate::Equal,
         "Less" => BinaryPredicate::Less,
@@ -39,6 +39,7 @@ pub(super) fn binary(spec: &mut OperatorSpec) -> Built {
 }
 
 impl BinaryPredicate {
+    /// Whether the predicate is true for `a` and `b`. A boolean is false if it has the default value, 0.
     fn holds<T: PartialOrd + Copy + Default>(self, a: T, b: T) -> bool {
         let is_true = |v: T| v != T::default();
         match self {
@@ -89,17 +90,24 @@ fn host_shape(a: &[usize], b: &[usize]) -> Result<Vec<usize>, Problem> {
 enum UnaryPredicate {
     Not,
     IsNan,
-    IsInfinite { negative: bool, positive: bool },
+    /// Whether the number is one of the infinities that count.
+    IsInfinite {
+        counts_negative: bool,
+        counts_positive: bool,
+    },
 }
 
 pub(super) fn unary(spec: &mut OperatorSpec) -> Built {
-    spec.arity(1..=1, 1)?;
+    spec.check_arity(1..=1, 1)?;
     Ok(Box::new(match spec.operator {
         "Not" => UnaryPredicate::Not,
         "IsNaN" => UnaryPredicate::IsNan,
         _ => {
             let mut detects = |name| -> Result<bool, Problem> { Ok(spec.attributes.int(name)?.unwrap_or(1) != 0) };
-            UnaryPredicate::IsInfinite { negative: detects("detect_negative")?, positive: detects("detect_positive")? }
+            UnaryPredicate::IsInfinite {
+                counts_negative: detects("detect_negative")?,
+                counts_positive: detects("detect_positive")?,
+            }
         }
     }))
 }
@@ -110,9 +118,10 @@ impl Operator for UnaryPredicate {
         let values = match *self {
             Self::Not => x.ints()?.iter().map(|&v| i64::from(v == 0)).collect(),
             Self::IsNan => host_floats(x.float()?)?.iter().map(|v| i64::from(v.is_nan())).collect(),
-            Self::IsInfinite { negative, positive } => {
-                let is_infinite =
-                    |v: &f32| i64::from(*v == f32::INFINITY && positive || *v == f32::NEG_INFINITY && negative);
+            Self::IsInfinite { counts_negative, counts_positive } => {
+                let is_infinite = |v: &f32| {
+                    i64::from(*v == f32::INFINITY && counts_positive || *v == f32::NEG_INFINITY && counts_negative)
+                };
                 host_floats(x.float()?)?.iter().map(is_infinite).collect()
             }
         };
@@ -125,7 +134,7 @@ impl Operator for UnaryPredicate {
 struct Where;
 
 pub(super) fn where_operator(spec: &mut OperatorSpec) -> Built {
-    spec.arity(3..=3, 1)?;
+    spec.check_arity(3..=3, 1)?;
     Ok(Box::new(Where))
 }
 

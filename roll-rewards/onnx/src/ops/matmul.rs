@@ -14,7 +14,7 @@ use super::{BatchInput, Built, Operator, Role, Run, broadcast, input, only_first
 struct MatMul;
 
 pub(super) fn matmul(spec: &mut OperatorSpec) -> Built {
-    spec.arity(2..=2, 1)?;
+    spec.check_arity(2..=2, 1)?;
     Ok(Box::new(MatMul))
 }
 
@@ -136,7 +136,7 @@ struct Gemm {
 }
 
 pub(super) fn gemm(spec: &mut OperatorSpec) -> Built {
-    spec.arity(2..=3, 1)?;
+    spec.check_arity(2..=3, 1)?;
     let attributes = &mut spec.attributes;
     Ok(Box::new(Gemm {
         alpha: attributes.float("alpha")?.unwrap_or(1.0),

@@ -57,7 +57,7 @@ pub(super) trait Operator: std::fmt::Debug + Send + Sync {
     }
 }
 
-/// What an operator computes, for finding chains of nodes that are fused.
+/// The function of an operator, by which [`super::fuse`] finds chains of nodes.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Role<'a> {
     /// A convolution over one or two axes.
@@ -110,13 +110,13 @@ impl BatchInput<'_> {
         }
     }
 
-    /// Whether the input is a constant or absent.
-    pub fn is_constant(self) -> bool {
+    /// Whether the input is a constant or absent, and so the same for all items.
+    pub fn is_unbatched(self) -> bool {
         !matches!(self, Self::Batched(_))
     }
 }
 
-/// The operator of a node, or why it is not supported.
+/// The operator of a node, or the reason why the operator is not supported.
 pub(super) type Built = Result<Box<dyn Operator>, Problem>;
 /// Builds the operator of a node.
 pub(super) type Builder = fn(&mut OperatorSpec) -> Built;
@@ -178,9 +178,9 @@ fn input<'v>(inputs: &[Option<&'v Value>], index: usize) -> Result<&'v Value, Pr
     inputs.get(index).copied().flatten().ok_or_else(|| format!("input {index} is missing").into())
 }
 
-/// The rank of input 0, if it is batched and every other input is constant.
+/// The rank of input 0, if it is batched and no other input is.
 fn only_first_batched(inputs: &[BatchInput]) -> Option<usize> {
     let (first, rest) = inputs.split_first()?;
-    let others_are_constant = rest.iter().all(|i| i.is_constant());
-    if others_are_constant { first.batched() } else { None }
+    let others_are_unbatched = rest.iter().all(|i| i.is_unbatched());
+    if others_are_unbatched { first.batched() } else { None }
 }

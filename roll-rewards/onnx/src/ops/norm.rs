@@ -10,6 +10,9 @@ use super::super::value::{Value, axis, elements, upload};
 use super::reduce::long_mean;
 use super::{BatchInput, Built, Operator, Role, Run, broadcast, input, only_first_batched};
 
+/// Default of `epsilon` in the ONNX specification.
+const DEFAULT_EPSILON: f32 = 1e-5;
+
 /// Normalisation by constant statistics: y = (x - mean) / sqrt(variance + epsilon) * scale + bias.
 #[derive(Debug)]
 struct BatchNorm {
@@ -17,13 +20,13 @@ struct BatchNorm {
 }
 
 pub(super) fn batch_norm(spec: &mut OperatorSpec) -> Built {
-    spec.arity(5..=5, 1)?;
+    spec.check_arity(5..=5, 1)?;
     let attributes = &mut spec.attributes;
     attributes.float("momentum")?;
     if attributes.flag("training_mode")? || attributes.int("spatial")?.unwrap_or(1) != 1 {
         return Err("`training_mode` and `spatial` 0 are not run here".into());
     }
-    Ok(Box::new(BatchNorm { epsilon: attributes.float("epsilon")?.unwrap_or(1e-5) }))
+    Ok(Box::new(BatchNorm { epsilon: attributes.float("epsilon")?.unwrap_or(DEFAULT_EPSILON) }))
 }
 
 /// Returns input 0 as it is and as `[N, C, L]`, and the `P` inputs after it, which have one number per channel, as
@@ -124,8 +127,8 @@ struct InstanceNorm {
 }
 
 pub(super) fn instance_norm(spec: &mut OperatorSpec) -> Built {
-    spec.arity(3..=3, 1)?;
-    Ok(Box::new(InstanceNorm { epsilon: spec.attributes.float("epsilon")?.unwrap_or(1e-5) }))
+    spec.check_arity(3..=3, 1)?;
+    Ok(Box::new(InstanceNorm { epsilon: spec.attributes.float("epsilon")?.unwrap_or(DEFAULT_EPSILON) }))
 }
 
 impl Operator for InstanceNorm {
@@ -152,13 +155,13 @@ struct LayerNorm {
 }
 
 pub(super) fn layer_norm(spec: &mut OperatorSpec) -> Built {
-    spec.arity(2..=3, 1)?;
+    spec.check_arity(2..=3, 1)?;
     let attributes = &mut spec.attributes;
     // The precision of the mean's computation; everything is f32 here.
     attributes.int("stash_type")?;
     Ok(Box::new(LayerNorm {
         axis: attributes.int("axis")?.unwrap_or(-1),
-        epsilon: attributes.float("epsilon")?.unwrap_or(1e-5),
+        epsilon: attributes.float("epsilon")?.unwrap_or(DEFAULT_EPSILON),
     }))
 }
 

@@ -69,15 +69,18 @@ fn pooled(
     Ok(NdTensor::from_flat(y.reshape([elements(&shape)?]), shape))
 }
 
+/// The maximum of each window.
 #[derive(Debug)]
-struct MaxPool(Window);
+struct MaxPool {
+    window: Window,
+}
 
 pub(super) fn max_pool(spec: &mut OperatorSpec) -> Built {
-    spec.arity(1..=1, 1)?;
+    spec.check_arity(1..=1, 1)?;
     if spec.attributes.flag("storage_order")? {
         return Err("`storage_order` 1 is not run here".into());
     }
-    Ok(Box::new(MaxPool(read_window(spec)?)))
+    Ok(Box::new(MaxPool { window: read_window(spec)? }))
 }
 
 /// The spatial axes of `[N, C, ...]`.
@@ -87,16 +90,16 @@ fn spatial(x: &NdTensor) -> Result<&[usize], Problem> {
 
 /// Reads the window of a pooling operator.
 fn read_window(spec: &mut OperatorSpec) -> Result<Window, Problem> {
-    let ceil = spec.attributes.flag("ceil_mode")?;
-    Ok(Window { ceil, ..Window::build(spec, None)? })
+    let rounds_up = spec.attributes.flag("ceil_mode")?;
+    Ok(Window { rounds_up, ..Window::build(spec, None)? })
 }
 
 impl Operator for MaxPool {
     fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
         let x = input(inputs, 0)?.float()?;
-        let placement = self.0.place(spatial(x)?)?;
+        let placement = self.window.place(spatial(x)?)?;
         let y = match *x.shape() {
-            // One or two spatial axes: the operator pads by itself.
+            // One or two spatial axes: the tensor library pads, always with negative infinity.
             [n, c, _, ref rest @ ..] if rest.len() < 2 => {
                 let padding = pair(&placement.padding, (0, 0));
                 let x_nchw = as_nchw(x)?;
@@ -106,12 +109,12 @@ impl Operator for MaxPool {
                 elements(&[n, c, padded(rows, padding[0]), padded(columns, padding[1])])?;
                 let shape = [&[n, c], placement.output.as_slice()].concat();
                 let count = elements(&shape)?;
-                let window_2d = Window2d::of(&self.0, 0..self.0.kernel.len());
+                let window_2d = Window2d::of(&self.window, 0..self.window.kernel.len());
                 NdTensor::from_flat(max_pool_2d(x_nchw, window_2d.padded(padding)).reshape([count]), shape)
             }
             _ => {
                 let pool = |x, window_2d: Window2d| max_pool_2d(x, window_2d.padded([(0, 0); 2]));
-                pooled(x, &self.0, &placement, f32::NEG_INFINITY, pool)?
+                pooled(x, &self.window, &placement, f32::NEG_INFINITY, pool)?
             }
         };
         Ok(vec![Value::Float(y)])
@@ -122,21 +125,22 @@ impl Operator for MaxPool {
     }
 }
 
+/// The mean of each window.
 #[derive(Debug)]
 struct AveragePool {
     window: Window,
     /// Whether the zeros of the requested padding count as elements of a window.
-    count_padding: bool,
+    counts_padding: bool,
 }
 
 pub(super) fn average_pool(spec: &mut OperatorSpec) -> Built {
-    spec.arity(1..=1, 1)?;
-    let count_padding = spec.attributes.flag("count_include_pad")?;
+    spec.check_arity(1..=1, 1)?;
+    let counts_padding = spec.attributes.flag("count_include_pad")?;
     let window = read_window(spec)?;
     if window.dilation.iter().any(|d| *d != 1) {
         return Err("an average over dilated windows is not run here".into());
     }
-    Ok(Box::new(AveragePool { window, count_padding }))
+    Ok(Box::new(AveragePool { window, counts_padding }))
 }
 
 impl Operator for AveragePool {
@@ -167,14 +171,17 @@ impl AveragePool {
     fn factors(&self, input: &[usize], placement: &WindowPlacement) -> Option<Vec<f32>> {
         // The number of positions that count in each window along axis `i`.
         let axis_counts = |i: usize| -> Vec<usize> {
-            let (before, _) = placement.padding[i];
-            let counted_after = match (&self.window.padding, self.count_padding) {
-                (Padding::Explicit(pads), true) => pads[i].1,
-                (Padding::Same { .. }, true) => placement.padding[i].1,
+            let (before, after) = placement.padding[i];
+            let counted_after = match (&self.window.padding, self.counts_padding) {
+                (Padding::Explicit(pads), true) => {
+                    let (_, requested_after) = pads[i];
+                    requested_after
+                }
+                (Padding::Same { .. }, true) => after,
                 (_, false) => 0,
             };
             // Positions from `counted_start` to `counted_end` of the padded axis count.
-            let counted_start = if self.count_padding { 0 } else { before };
+            let counted_start = if self.counts_padding { 0 } else { before };
             let counted_end = before + input[i] + counted_after;
             (0..placement.output[i])
                 .map(|o| {
@@ -202,12 +209,12 @@ impl AveragePool {
 #[derive(Debug)]
 struct Global {
     /// Whether the maximum is computed instead of the mean.
-    max: bool,
+    takes_maximum: bool,
 }
 
 pub(super) fn global(spec: &mut OperatorSpec) -> Built {
-    spec.arity(1..=1, 1)?;
-    Ok(Box::new(Global { max: spec.operator == "GlobalMaxPool" }))
+    spec.check_arity(1..=1, 1)?;
+    Ok(Box::new(Global { takes_maximum: spec.operator == "GlobalMaxPool" }))
 }
 
 impl Operator for Global {
@@ -217,7 +224,7 @@ impl Operator for Global {
             return Err(format!("expected [N, C, ...], found {:?}", x.shape()).into());
         };
         let x_ncl = x.flat().clone().reshape([n, c, elements(spatial)?]);
-        let y = if self.max {
+        let y = if self.takes_maximum {
             x_ncl.max_dim(2)
         } else {
             let length = x_ncl.dims()[2];

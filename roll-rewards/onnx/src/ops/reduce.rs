@@ -8,6 +8,7 @@ use super::super::error::Problem;
 use super::super::value::{Value, axis, elements, merge_axes, reshaped, split_around_axis};
 use super::{BatchInput, Built, Operator, Role, Run, input, integers, only_first_batched};
 
+/// The function that maps the elements along an axis to one number.
 #[derive(Clone, Copy, Debug)]
 enum Reduction {
     Mean,
@@ -19,17 +20,18 @@ enum Reduction {
     Product,
 }
 
+/// Reduces a tensor over axes.
 #[derive(Debug)]
 struct Reduce {
     reduction: Reduction,
     /// `None` reduces every axis.
     axes: Option<Vec<i64>>,
-    /// Keeps the reduced axes, with length 1.
-    keep_axes: bool,
+    /// Whether the reduced axes are kept, with length 1.
+    keeps_axes: bool,
 }
 
 pub(super) fn reduce(spec: &mut OperatorSpec) -> Built {
-    spec.arity(1..=2, 1)?;
+    spec.check_arity(1..=2, 1)?;
     let reduction = match spec.operator {
         "ReduceMean" => Reduction::Mean,
         "ReduceSum" => Reduction::Sum,
@@ -39,11 +41,11 @@ pub(super) fn reduce(spec: &mut OperatorSpec) -> Built {
         _ => Reduction::Norm,
     };
     let axes = spec.ints_or_input("axes", 1)?.filter(|axes| !axes.is_empty());
-    let keep_axes = spec.attributes.int("keepdims")?.unwrap_or(1) != 0;
+    let keeps_axes = spec.attributes.int("keepdims")?.unwrap_or(1) != 0;
     if spec.attributes.flag("noop_with_empty_axes")? && axes.is_none() {
         return Err("`noop_with_empty_axes` without axes is not run here".into());
     }
-    Ok(Box::new(Reduce { reduction, axes, keep_axes }))
+    Ok(Box::new(Reduce { reduction, axes, keeps_axes }))
 }
 
 impl Reduce {
@@ -58,7 +60,7 @@ impl Reduce {
 
 impl Operator for Reduce {
     fn role(&self) -> Role<'_> {
-        match (self.reduction, self.axes.as_deref(), self.keep_axes) {
+        match (self.reduction, self.axes.as_deref(), self.keeps_axes) {
             (Reduction::Mean, Some([-1]), true) => Role::RowMean,
             _ => Role::Other,
         }
@@ -89,8 +91,8 @@ impl Operator for Reduce {
         if let Reduction::Norm = self.reduction {
             y = NdTensor::from_flat(root(y.flat().clone()).value, y.shape());
         }
-        if !self.keep_axes {
-            let kept = without(y.shape(), &axes);
+        if !self.keeps_axes {
+            let kept = without_axes(y.shape(), &axes);
             y = reshaped(&y, kept)?;
         }
         Ok(vec![Value::Float(y)])
@@ -99,7 +101,7 @@ impl Operator for Reduce {
     fn batched_rank(&self, inputs: &[BatchInput]) -> Option<usize> {
         let rank = only_first_batched(inputs)?;
         let axes = self.axes(rank).ok()?;
-        let result_rank = if self.keep_axes { rank } else { rank.checked_sub(axes.len())? };
+        let result_rank = if self.keeps_axes { rank } else { rank.checked_sub(axes.len())? };
         let keeps_batch = !axes.contains(&0);
         keeps_batch.then_some(result_rank)
     }
@@ -126,15 +128,16 @@ impl Reduce {
             values = reduced.ok_or_else(overflow)?;
             shape[a] = 1;
         }
-        Ok(Value::Int { values, shape: if self.keep_axes { shape } else { without(&shape, axes) } })
+        Ok(Value::Int { values, shape: if self.keeps_axes { shape } else { without_axes(&shape, axes) } })
     }
 }
 
 /// Removes `axes` from `shape`.
-fn without(shape: &[usize], axes: &[usize]) -> Vec<usize> {
+fn without_axes(shape: &[usize], axes: &[usize]) -> Vec<usize> {
     (0..shape.len()).filter(|a| !axes.contains(a)).map(|a| shape[a]).collect()
 }
 
+/// The squares of all elements.
 fn squared(x: &NdTensor) -> NdTensor {
     NdTensor::from_flat(x.flat().clone() * x.flat().clone(), x.shape())
 }
@@ -192,17 +195,17 @@ fn root<const D: usize>(squares: Tensor<D>) -> Root<D> {
 /// Softmax or LogSoftmax.
 #[derive(Debug)]
 struct Softmax {
-    log: bool,
+    is_log: bool,
     axis: i64,
     /// Whether the axes from `axis` on count as one axis (before operator set 13).
     merges_last_axes: bool,
 }
 
 pub(super) fn softmax(spec: &mut OperatorSpec) -> Built {
-    spec.arity(1..=1, 1)?;
+    spec.check_arity(1..=1, 1)?;
     let merges_last_axes = spec.opset < 13;
     let axis = spec.attributes.int("axis")?.unwrap_or(if merges_last_axes { 1 } else { -1 });
-    Ok(Box::new(Softmax { log: spec.operator == "LogSoftmax", axis, merges_last_axes }))
+    Ok(Box::new(Softmax { is_log: spec.operator == "LogSoftmax", axis, merges_last_axes }))
 }
 
 impl Operator for Softmax {
@@ -214,12 +217,13 @@ impl Operator for Softmax {
             let [outer, length, inner] = around_axis.dims();
             around_axis = around_axis.reshape([outer, length * inner, 1]);
         }
+        // The tensor library's functions sum sequentially.
         let y = if around_axis.dims()[1] > MAX_SEQUENTIAL {
             let shifted = around_axis.clone() - around_axis.max_dim(1).detach();
             let exponentials = shifted.clone().exp();
             let sum = long_sum(exponentials.clone());
-            if self.log { shifted - sum.log() } else { exponentials / sum }
-        } else if self.log {
+            if self.is_log { shifted - sum.log() } else { exponentials / sum }
+        } else if self.is_log {
             activation::log_softmax(around_axis, 1)
         } else {
             activation::softmax(around_axis, 1)
@@ -239,17 +243,17 @@ impl Operator for Softmax {
 struct LpNormalization {
     axis: i64,
     /// Whether the norm is the sum of absolute values instead of the Euclidean norm.
-    absolute: bool,
+    sums_absolute_values: bool,
 }
 
 pub(super) fn lp_normalization(spec: &mut OperatorSpec) -> Built {
-    spec.arity(1..=1, 1)?;
-    let absolute = match spec.attributes.int("p")?.unwrap_or(2) {
+    spec.check_arity(1..=1, 1)?;
+    let sums_absolute_values = match spec.attributes.int("p")?.unwrap_or(2) {
         1 => true,
         2 => false,
         p => return Err(format!("`p` should be 1 or 2, found {p}").into()),
     };
-    Ok(Box::new(LpNormalization { axis: spec.attributes.int("axis")?.unwrap_or(-1), absolute }))
+    Ok(Box::new(LpNormalization { axis: spec.attributes.int("axis")?.unwrap_or(-1), sums_absolute_values }))
 }
 
 impl Operator for LpNormalization {
@@ -257,7 +261,7 @@ impl Operator for LpNormalization {
         let x = input(inputs, 0)?.float()?;
         let a = axis(self.axis, x.shape().len())?;
         let around_axis = split_around_axis(x, a);
-        let (norm, is_zero) = if self.absolute {
+        let (norm, is_zero) = if self.sums_absolute_values {
             let sum = long_sum(around_axis.clone().abs());
             let is_zero = sum.clone().equal_elem(0.0);
             (sum, is_zero)

@@ -21,6 +21,9 @@ enum Coordinates {
     Asymmetric,
 }
 
+/// Default of `cubic_coeff_a` in the ONNX specification.
+const DEFAULT_CUBIC_A: f32 = -0.75;
+
 /// How a position is rounded to the nearest element (`nearest_mode`).
 #[derive(Clone, Copy, Debug)]
 enum Nearest {
@@ -30,6 +33,7 @@ enum Nearest {
     Ceil,
 }
 
+/// How an output element is computed from input elements (`mode`).
 #[derive(Clone, Copy, Debug)]
 enum Interpolation {
     Nearest(Nearest),
@@ -37,6 +41,7 @@ enum Interpolation {
     Cubic(CubicKernel),
 }
 
+/// Resizes every axis to a scale or a size.
 #[derive(Debug)]
 struct Resize {
     interpolation: Interpolation,
@@ -49,13 +54,13 @@ pub(super) fn resize(spec: &mut OperatorSpec) -> Built {
     let before_opset_11 = spec.operator == "Upsample" || spec.opset < 11;
     let mode = spec.attributes.text("mode", "nearest")?;
     let (scales_input, coordinates, nearest, cubic) = if before_opset_11 {
-        spec.arity(1..=2, 1)?;
+        spec.check_arity(1..=2, 1)?;
         (1, "asymmetric".to_owned(), "floor".to_owned(), None)
     } else {
-        spec.arity(1..=4, 1)?;
+        spec.check_arity(1..=4, 1)?;
         let attributes = &mut spec.attributes;
-        // `cubic_coeff_a` has no effect on modes other than cubic, `extrapolation_value` on all modes here.
-        let a = attributes.float("cubic_coeff_a")?.unwrap_or(-0.75);
+        // Modes other than cubic ignore `cubic_coeff_a`. No mode that is supported here uses `extrapolation_value`.
+        let a = attributes.float("cubic_coeff_a")?.unwrap_or(DEFAULT_CUBIC_A);
         attributes.float("extrapolation_value")?;
         let exclude_outside = attributes.flag("exclude_outside")?;
         if exclude_outside && mode != "cubic" {
@@ -79,7 +84,7 @@ pub(super) fn resize(spec: &mut OperatorSpec) -> Built {
         other => return Err(format!("`coordinate_transformation_mode` {other} is not run here").into()),
     };
     let interpolation = parse_interpolation(&mode, &nearest, cubic)?;
-    let has_sizes = !before_opset_11 && spec.has(3);
+    let has_sizes = !before_opset_11 && spec.has_input(3);
     let scales = match spec.attributes.floats("scales")? {
         Some(scales) => Some(scales),
         None if has_sizes => None,
@@ -151,7 +156,7 @@ impl Operator for Resize {
             (None, Some(BatchInput::Constant(sizes))) => sizes.ints().is_ok_and(|s| s.first() == Some(&1)),
             _ => false,
         };
-        (keeps_items && rest.iter().all(|i| i.is_constant())).then_some(rank)
+        (keeps_items && rest.iter().all(|i| i.is_unbatched())).then_some(rank)
     }
 }
 

@@ -13,7 +13,7 @@ struct Shape {
 }
 
 pub(super) fn shape(spec: &mut OperatorSpec) -> Built {
-    spec.arity(1..=1, 1)?;
+    spec.check_arity(1..=1, 1)?;
     let attributes = &mut spec.attributes;
     Ok(Box::new(Shape { start: attributes.int("start")?.unwrap_or(0), end: attributes.int("end")? }))
 }
@@ -32,7 +32,7 @@ impl Operator for Shape {
 struct Size;
 
 pub(super) fn size(spec: &mut OperatorSpec) -> Built {
-    spec.arity(1..=1, 1)?;
+    spec.check_arity(1..=1, 1)?;
     Ok(Box::new(Size))
 }
 
@@ -53,12 +53,12 @@ fn clamped_position(position: i64, length: usize) -> usize {
 #[derive(Debug)]
 struct Reshape {
     /// Whether a length of 0 means 0 (`allowzero`) instead of the input's length of this axis.
-    keep_zero: bool,
+    keeps_zero: bool,
 }
 
 pub(super) fn reshape(spec: &mut OperatorSpec) -> Built {
-    spec.arity(2..=2, 1)?;
-    Ok(Box::new(Reshape { keep_zero: spec.attributes.flag("allowzero")? }))
+    spec.check_arity(2..=2, 1)?;
+    Ok(Box::new(Reshape { keeps_zero: spec.attributes.flag("allowzero")? }))
 }
 
 impl Operator for Reshape {
@@ -74,7 +74,7 @@ impl Operator for Reshape {
                     free_axis = Some(i);
                     1
                 }
-                0 if !self.keep_zero => *x.shape().get(i).ok_or_else(impossible)?,
+                0 if !self.keeps_zero => *x.shape().get(i).ok_or_else(impossible)?,
                 _ => usize::try_from(d).map_err(|_| impossible())?,
             });
         }
@@ -95,7 +95,7 @@ impl Operator for Reshape {
         // the input. A -1 would follow from the other lengths, so it need not be the number of items.
         let keeps_items = match values.first() {
             Some(1) => true,
-            Some(0) => !self.keep_zero,
+            Some(0) => !self.keeps_zero,
             _ => false,
         };
         keeps_items.then_some(values.len())
@@ -109,7 +109,7 @@ struct Flatten {
 }
 
 pub(super) fn flatten(spec: &mut OperatorSpec) -> Built {
-    spec.arity(1..=1, 1)?;
+    spec.check_arity(1..=1, 1)?;
     Ok(Box::new(Flatten { axis: spec.attributes.int("axis")?.unwrap_or(1) }))
 }
 
@@ -130,26 +130,29 @@ impl Operator for Flatten {
     }
 }
 
+/// Greatest number of axes that Squeeze removes or Unsqueeze inserts.
+const MAX_NAMED_AXES: usize = 16;
+
 /// Squeeze, which removes axes of length 1, or Unsqueeze, which inserts them.
 #[derive(Debug)]
 struct Squeeze {
-    /// Removes axes instead of inserting them.
-    remove: bool,
+    /// Whether axes are removed instead of inserted.
+    removes: bool,
     /// `None` removes all axes of length 1.
     axes: Option<Vec<i64>>,
 }
 
 pub(super) fn squeeze(spec: &mut OperatorSpec) -> Built {
-    spec.arity(1..=2, 1)?;
-    let remove = spec.operator == "Squeeze";
+    spec.check_arity(1..=2, 1)?;
+    let removes = spec.operator == "Squeeze";
     let axes = spec.ints_or_input("axes", 1)?;
-    if axes.is_none() && !remove {
+    if axes.is_none() && !removes {
         return Err("`axes` is missing".into());
     }
-    if axes.as_ref().is_some_and(|a| a.len() > 16) {
-        return Err("`axes` names more than 16 axes".into());
+    if axes.as_ref().is_some_and(|a| a.len() > MAX_NAMED_AXES) {
+        return Err(format!("`axes` names more than {MAX_NAMED_AXES} axes").into());
     }
-    Ok(Box::new(Squeeze { remove, axes }))
+    Ok(Box::new(Squeeze { removes, axes }))
 }
 
 impl Operator for Squeeze {
@@ -157,7 +160,7 @@ impl Operator for Squeeze {
         let x = input(inputs, 0)?;
         let shape = x.shape();
         let named = self.axes.as_deref().unwrap_or_default();
-        if !self.remove {
+        if !self.removes {
             let rank = shape.len() + named.len();
             let mut axes: Vec<usize> = named.iter().map(|&a| axis(a, rank)).collect::<Result<_, _>>()?;
             axes.sort_unstable();
@@ -183,7 +186,7 @@ impl Operator for Squeeze {
         let axes = self.axes.as_ref()?;
         // The axes are those of the input if they are removed, of the output if they are inserted.
         let (named_rank, output_rank) =
-            if self.remove { (rank, rank.checked_sub(axes.len())?) } else { (rank + axes.len(), rank + axes.len()) };
+            if self.removes { (rank, rank.checked_sub(axes.len())?) } else { (rank + axes.len(), rank + axes.len()) };
         let named: Vec<usize> = axes.iter().map(|&a| axis(a, named_rank).ok()).collect::<Option<_>>()?;
         (!named.contains(&0)).then_some(output_rank)
     }

@@ -24,14 +24,14 @@ pub(super) struct Window {
     pub stride: Vec<usize>,
     pub dilation: Vec<usize>,
     pub padding: Padding,
-    /// Rounds output lengths up (`ceil_mode` of pooling).
-    pub ceil: bool,
+    /// Whether output lengths are rounded up (`ceil_mode` of pooling).
+    pub rounds_up: bool,
 }
 
 /// Placement of a window on the axes of one input.
 pub(super) struct WindowPlacement {
     /// Padding before and after each axis. The padding after an axis ends where the last window ends: it exceeds the
-    /// requested padding if `ceil` adds a window, and is smaller if the last elements are in no window.
+    /// requested padding if `rounds_up` adds a window, and is smaller if the last elements are in no window.
     pub padding: Vec<(usize, usize)>,
     /// Lengths of the output.
     pub output: Vec<usize>,
@@ -69,7 +69,7 @@ impl Window {
             "SAME_LOWER" => Padding::Same { odd_after: false },
             other => return Err(format!("`auto_pad` is {other}, which is not known").into()),
         };
-        Ok(Self { kernel, stride, dilation, padding, ceil: false })
+        Ok(Self { kernel, stride, dilation, padding, rounds_up: false })
     }
 
     /// The extent of the dilated kernel along spatial axis `i`.
@@ -99,9 +99,9 @@ impl Window {
             let max_start = padded.checked_sub(extent).ok_or_else(|| {
                 format!("a window of {extent} does not fit the padded length {padded} of spatial axis {i}")
             })?;
-            let mut count = if self.ceil { max_start.div_ceil(stride) } else { max_start / stride } + 1;
+            let mut count = if self.rounds_up { max_start.div_ceil(stride) } else { max_start / stride } + 1;
             // A window that would start in the padding after the input is omitted.
-            if self.ceil && (count - 1) * stride >= length + before {
+            if self.rounds_up && (count - 1) * stride >= length + before {
                 count -= 1;
             }
             let last_window_end = ((count - 1) * stride).saturating_add(extent);
@@ -147,7 +147,8 @@ pub(super) fn pad<const D: usize, const S: usize>(
     for (length, (before, after)) in shape[D - S..].iter_mut().zip(pads) {
         *length = length.saturating_add(before).saturating_add(after);
     }
-    elements(&shape)?; // fails if the padded tensor is too large
+    // Fails if the padded tensor is too large.
+    elements(&shape)?;
     if pads == [(0, 0); S] {
         return Ok(x);
     }
@@ -161,7 +162,7 @@ mod tests {
     #[test]
     fn windows_that_do_not_fit_are_errors() {
         let place = |padding, length| {
-            let window = Window { kernel: vec![3], stride: vec![2], dilation: vec![1], padding, ceil: false };
+            let window = Window { kernel: vec![3], stride: vec![2], dilation: vec![1], padding, rounds_up: false };
             window.place(&[length]).map(|placement| placement.output).map_err(|problem| problem.0)
         };
         assert_eq!(place(Padding::Same { odd_after: true }, 3), Ok(vec![2]));

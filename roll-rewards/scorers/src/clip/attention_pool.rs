@@ -6,18 +6,21 @@ use roll_backends::{NdTensor, Segment, Tape, Weights};
 use roll_core::Result;
 
 use super::files::Tensors;
-use super::tower::{Head, TowerDims, activated, frozen_scope, norm, pair};
+use super::tower::{Head, TowerDims, activated, frozen_scope, norm, weight_and_bias};
 
 /// Maps `[N * tokens, width]` to embeddings `[N, width]` or to the output of a head: attention, then a feed-forward
 /// layer with a residual connection (`SiglipMultiheadAttentionPoolingHead` of `transformers`).
 pub struct AttentionPool {
     weights: Weights,
     dims: TowerDims,
+    /// Number of tokens per item.
     tokens: usize,
     head: Option<Head>,
 }
 
-const NAME: &str = "vision_model.head";
+/// Prefix of the weights of the layer.
+const PREFIX: &str = "vision_model.head";
+/// Name of the norm before the layer.
 const POST_NORM: &str = "vision_model.post_layernorm";
 
 impl AttentionPool {
@@ -31,15 +34,15 @@ impl AttentionPool {
     ) -> Result<Self> {
         let TowerDims { width, hidden, .. } = dims;
         let mut wanted = vec![
-            (format!("{NAME}.probe"), vec![1, 1, width]),
-            (format!("{NAME}.attention.in_proj_weight"), vec![3 * width, width]),
-            (format!("{NAME}.attention.in_proj_bias"), vec![3 * width]),
+            (format!("{PREFIX}.probe"), vec![1, 1, width]),
+            (format!("{PREFIX}.attention.in_proj_weight"), vec![3 * width, width]),
+            (format!("{PREFIX}.attention.in_proj_bias"), vec![3 * width]),
         ];
-        wanted.extend(pair(&format!("{NAME}.attention.out_proj"), &[width, width]));
-        wanted.extend(pair(&format!("{NAME}.mlp.fc1"), &[hidden, width]));
-        wanted.extend(pair(&format!("{NAME}.mlp.fc2"), &[width, hidden]));
-        for layer_norm in [format!("{NAME}.layernorm"), POST_NORM.to_string()] {
-            wanted.extend(pair(&layer_norm, &[width]));
+        wanted.extend(weight_and_bias(&format!("{PREFIX}.attention.out_proj"), &[width, width]));
+        wanted.extend(weight_and_bias(&format!("{PREFIX}.mlp.fc1"), &[hidden, width]));
+        wanted.extend(weight_and_bias(&format!("{PREFIX}.mlp.fc2"), &[width, hidden]));
+        for layer_norm in [format!("{PREFIX}.layernorm"), POST_NORM.to_string()] {
+            wanted.extend(weight_and_bias(&layer_norm, &[width]));
         }
         Ok(Self { weights: tensors.weights(&wanted, device)?, dims, tokens, head })
     }
@@ -49,7 +52,7 @@ impl Segment for AttentionPool {
     fn forward(&self, state: &NdTensor, _: &[NdTensor], tape: &Tape) -> Result<NdTensor> {
         let TowerDims { width, heads, activation, eps, .. } = self.dims;
         let scope = frozen_scope(&self.weights, tape);
-        let full_name = |name: &str| format!("{NAME}.{name}");
+        let full_name = |name: &str| format!("{PREFIX}.{name}");
         let x = norm(&scope, state.rank::<2>()?, POST_NORM, eps)?;
         let items = x.dims()[0] / self.tokens;
         // The projections of queries, keys and values are the thirds of one matrix, in this order.

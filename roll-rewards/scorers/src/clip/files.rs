@@ -4,7 +4,7 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use burn_tensor::{DType as Stored, Device};
+use burn_tensor::{DType as BurnDType, Device};
 use roll_backends::{Weight, Weights};
 use roll_core::{DType, Error, Result, Tensor};
 use roll_external::files;
@@ -12,7 +12,7 @@ use roll_weights::Checkpoint;
 use serde::de::DeserializeOwned;
 
 /// Reads a JSON file.
-pub fn json<T: DeserializeOwned>(path: &Path) -> Result<T> {
+pub fn read_json<T: DeserializeOwned>(path: &Path) -> Result<T> {
     let bytes = files::read_filled(path, files::MAX_TEXT).map_err(Error::file("read", path))?;
     serde_json::from_slice(&bytes).map_err(|e| Error::bad_file(path, e.to_string()))
 }
@@ -91,30 +91,31 @@ impl Tensors {
     /// different.
     pub fn tensor(&self, name: &str, expected: &[usize]) -> Result<Tensor> {
         if !self.is_open_clip {
-            return self.stored(name, expected);
+            return self.stored_tensor(name, expected);
         }
-        let stored_name = OPEN_CLIP.iter().fold(name.to_string(), |name, (part, stored)| name.replace(part, stored));
+        let stored_name =
+            OPEN_CLIP.iter().fold(name.to_string(), |name, (part, replacement)| name.replace(part, replacement));
         let third = ["q_proj", "k_proj", "v_proj"].iter().position(|part| name.contains(part));
         match (third, expected) {
             // The projections of queries, keys and values are the thirds of one matrix.
             (Some(third), &[rows, ..]) => {
                 let whole_shape = [&[3 * rows], &expected[1..]].concat();
-                let values = self.stored(&stored_name, &whole_shape)?.to_f32_vec();
+                let values = self.stored_tensor(&stored_name, &whole_shape)?.to_f32_vec();
                 let count = values.len() / 3;
                 Tensor::new(values[third * count..][..count].to_vec(), expected)
             }
             // The final projections are stored transposed, because open_clip multiplies by them from the right.
             (None, &[rows, columns]) if ["visual.proj", "text_projection"].contains(&stored_name.as_str()) => {
-                let values = self.stored(&stored_name, &[columns, rows])?.to_f32_vec();
+                let values = self.stored_tensor(&stored_name, &[columns, rows])?.to_f32_vec();
                 let transposed = (0..rows * columns).map(|i| values[i % columns * rows + i / columns]);
                 Tensor::new(transposed.collect(), expected)
             }
-            _ => self.stored(&stored_name, expected),
+            _ => self.stored_tensor(&stored_name, expected),
         }
     }
 
     /// Reads a tensor by its name in the files. Fails as [`Tensors::tensor`] does.
-    fn stored(&self, name: &str, expected: &[usize]) -> Result<Tensor> {
+    fn stored_tensor(&self, name: &str, expected: &[usize]) -> Result<Tensor> {
         let invalid = |problem: String| Err(Error::bad_file(self.checkpoint.path(), problem));
         let Some(info) = self.checkpoint.info(name) else {
             return invalid(format!("its weights hold no tensor `{name}`"));
@@ -131,7 +132,7 @@ impl Tensors {
     /// Uploads tensors, given by name and shape, as f32 to `device`.
     pub fn weights(&self, wanted: &[(String, Vec<usize>)], device: &Device) -> Result<Weights> {
         let upload = |(name, shape): &(String, Vec<usize>)| {
-            Ok((name.clone(), Weight::new(&self.tensor(name, shape)?, Stored::F32, device)))
+            Ok((name.clone(), Weight::new(&self.tensor(name, shape)?, BurnDType::F32, device)))
         };
         Ok(Arc::new(wanted.iter().map(upload).collect::<Result<_>>()?))
     }

@@ -40,7 +40,7 @@ const NAME: &str = "clip";
 /// Name of the target's tensor: the mean direction of the reference's embeddings.
 const DIRECTION: &str = "direction";
 /// Number of text embeddings that are cached, because prompts recur every epoch.
-const TEXTS: usize = 1024;
+const MAX_CACHED_TEXTS: usize = 1024;
 
 /// Options of the reward `clip`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -140,7 +140,7 @@ impl VisionTower {
             heads: v.num_attention_heads,
             activation: v.hidden_act,
             eps,
-            causal: false,
+            is_causal: false,
         };
         let mut segments: Vec<Arc<dyn Segment>> = vec![Arc::new(embed)];
         for i in 0..v.num_hidden_layers {
@@ -183,14 +183,14 @@ pub struct ClipReward {
     /// Encodes the texts that frames are compared with; `None` if frames are compared with no text.
     text: Option<TextTower>,
     /// Cached directions of texts.
-    texts: HashMap<String, Vec<f32>>,
+    text_directions: HashMap<String, Vec<f32>>,
     /// How a cosine becomes a logit; `None` if the score is the cosine.
     logit: Option<LogitScale>,
     input: Input,
     /// The files that the target depends on.
     files: Vec<PathBuf>,
     /// Whether an empty prompt was logged already.
-    empty_prompt_logged: bool,
+    has_logged_empty_prompt: bool,
 }
 
 /// The map from a cosine to a logit: `factor * cosine + bias`.
@@ -199,6 +199,27 @@ struct LogitScale {
     factor: f64,
     /// `logit_bias`; 0 for CLIP, which has none.
     bias: f64,
+}
+
+impl LogitScale {
+    /// Reads the map that `score` needs from a model's tensors; `None` if the score is the cosine. Fails if the family
+    /// has no such score.
+    fn read(score: Scale, family: Family, tensors: &Tensors) -> Result<Option<Self>> {
+        match (score, family) {
+            (Scale::Cosine, _) => Ok(None),
+            (Scale::Probability, Family::Clip) => {
+                let problem = "`probability` is SigLIP's: a CLIP gives `cosine` or `logit`";
+                Err(Error::config("reward.score", problem))
+            }
+            (Scale::Logit, Family::Clip) => {
+                Ok(Some(Self { factor: single_value(tensors, "logit_scale")?.exp(), bias: 0.0 }))
+            }
+            (Scale::Logit | Scale::Probability, Family::Siglip) => {
+                let factor = single_value(tensors, "logit_scale")?.exp();
+                Ok(Some(Self { factor, bias: single_value(tensors, "logit_bias")? }))
+            }
+        }
+    }
 }
 
 impl ClipReward {
@@ -220,19 +241,20 @@ impl ClipReward {
             .while_doing(|| format!("loading CLIP from {}", directory.display()))
     }
 
+    /// Opens the model in `directory`, with weights on `device`.
     fn open(config: ClipRewardConfig, directory: &Path, context: &BuildContext, device: &Device) -> Result<Self> {
         let model = ModelConfig::read(directory)?;
         let tensors = match &config.weights {
             Some(file) => Tensors::open(&context.resolve(file))?,
             None => Tensors::in_directory(directory)?,
         };
-        let mut input = config::input(directory, model.family, model.vision_config.image_size)?;
+        let mut input = config::read_input(directory, model.family, model.vision_config.image_size)?;
         if let Some(fit) = config.fit {
             let shorter_side = if fit == Fit::Crop { input.shorter_side } else { None };
             input = Input { fit, shorter_side, ..input };
         }
         let mut files = vec![directory.join("config.json")];
-        files.extend(config::preprocessing(directory));
+        files.extend(config::preprocessing_file(directory));
         files.extend(tensors.paths().map(PathBuf::from));
         let head = match &config.head {
             Some(head) => {
@@ -246,30 +268,20 @@ impl ClipReward {
             (Some(_), _) | (None, Against::Reference) => None,
             (None, Against::Prompt | Against::Text(_)) => Some(TextTower::load(directory, &tensors, &model, device)?),
         };
-        if config.score == Scale::Probability && model.family == Family::Clip {
-            let problem = "`probability` is SigLIP's: a CLIP gives `cosine` or `logit`";
-            return Err(Error::config("reward.score", problem));
-        }
-        let logit = match (config.score, model.family) {
-            (Scale::Cosine, _) => None,
-            (_, Family::Clip) => Some(LogitScale { factor: number(&tensors, "logit_scale")?.exp(), bias: 0.0 }),
-            (_, Family::Siglip) => {
-                let factor = number(&tensors, "logit_scale")?.exp();
-                Some(LogitScale { factor, bias: number(&tensors, "logit_bias")? })
-            }
-        };
+        let logit = LogitScale::read(config.score, model.family, &tensors)?;
         Ok(Self {
             vision: VisionTower::load(&tensors, &model, head, device)?,
             input,
             text,
-            texts: HashMap::new(),
+            text_directions: HashMap::new(),
             logit,
             config,
             files,
-            empty_prompt_logged: false,
+            has_logged_empty_prompt: false,
         })
     }
 
+    /// The pass of a video's frames through the image tower.
     fn scorer(&self) -> FrameScorer<'_> {
         FrameScorer {
             network: &self.vision,
@@ -281,7 +293,7 @@ impl ClipReward {
     }
 
     /// The score for a cosine, and the derivative of the score with respect to the cosine.
-    fn scaled(&self, cosine: f64) -> (f64, f64) {
+    fn scaled_score(&self, cosine: f64) -> (f64, f64) {
         let Some(LogitScale { factor, bias }) = self.logit else { return (cosine, 1.0) };
         let logit = factor * cosine + bias;
         if self.config.score != Scale::Probability {
@@ -293,21 +305,21 @@ impl ClipReward {
 
     /// The normalised embedding of a text.
     fn text_direction(&mut self, text: &str) -> Result<Vec<f32>> {
-        if let Some(known) = self.texts.get(text) {
+        if let Some(known) = self.text_directions.get(text) {
             return Ok(known.clone());
         }
         let tower = self.text.as_ref().ok_or_else(|| Error::Misuse("this CLIP reward reads no text".into()))?;
         let direction = row_score::mean_direction(&[tower.embed(text)?]);
-        if self.texts.len() >= TEXTS {
-            self.texts.clear();
+        if self.text_directions.len() >= MAX_CACHED_TEXTS {
+            self.text_directions.clear();
         }
-        self.texts.insert(text.into(), direction.clone());
+        self.text_directions.insert(text.into(), direction.clone());
         Ok(direction)
     }
 }
 
 /// Reads a parameter with one value. Its shape is `[]` in CLIP and `[1]` in SigLIP.
-fn number(tensors: &Tensors, name: &str) -> Result<f64> {
+fn single_value(tensors: &Tensors, name: &str) -> Result<f64> {
     let shape = tensors.shape(name).unwrap_or_default().to_vec();
     Ok(f64::from(tensors.tensor(name, &shape)?.item()?))
 }
@@ -348,7 +360,7 @@ impl RewardScorer for ClipReward {
         }
         let direction = match self.config.against.clone() {
             Against::Prompt => {
-                if prompt.trim().is_empty() && !std::mem::replace(&mut self.empty_prompt_logged, true) {
+                if prompt.trim().is_empty() && !std::mem::replace(&mut self.has_logged_empty_prompt, true) {
                     tracing::warn!("`clip` compares frames with an empty prompt (`reward.against: prompt`)");
                 }
                 self.text_direction(prompt)?
@@ -368,7 +380,7 @@ impl RewardScorer for ClipReward {
                 ));
             }
             let (cosine, gradient) = row_score::cosine(row, &direction);
-            let (value, slope) = self.scaled(cosine);
+            let (value, slope) = self.scaled_score(cosine);
             Ok((value, gradient.into_iter().map(|g| slope as f32 * g).collect()))
         };
         self.scorer().score(video, &score_of_row, grad)

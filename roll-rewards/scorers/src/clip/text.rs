@@ -13,8 +13,12 @@ use serde_json::Value as Json;
 use tokenizers::{Tokenizer, TruncationParams};
 
 use super::config::{Family, ModelConfig, TextConfig};
-use super::files::{Tensors, json};
-use super::tower::{Layer, TowerDims, frozen_scope, norm, pair};
+use super::files::{Tensors, read_json};
+use super::tower::{Layer, TowerDims, frozen_scope, norm, weight_and_bias};
+
+/// The end token that configurations from before 2023 declare, although the end token's id is the largest of the
+/// vocabulary.
+const WRONG_END_TOKEN: u32 = 2;
 
 /// Encodes texts as embeddings.
 pub struct TextTower {
@@ -47,19 +51,19 @@ impl TextTower {
             Family::Clip => "text_projection",
             Family::Siglip => "text_model.head",
         };
-        let [weight, bias] = pair(projection, &[outputs, width]);
+        let [weight, bias] = weight_and_bias(projection, &[outputs, width]);
         wanted.push(weight);
         if family == Family::Siglip {
             wanted.push(bias);
         }
-        wanted.extend(pair("text_model.final_layer_norm", &[width]));
+        wanted.extend(weight_and_bias("text_model.final_layer_norm", &[width]));
         let dims = TowerDims {
             width,
             hidden: config.intermediate_size,
             heads: config.num_attention_heads,
             activation: config.hidden_act,
             eps: config.layer_norm_eps,
-            causal: family == Family::Clip,
+            is_causal: family == Family::Clip,
         };
         // Texts differ in length: `Layer::run` receives the number of tokens of each.
         let tokens_per_item = 1;
@@ -99,13 +103,14 @@ impl TextTower {
     /// Returns the embedding of a text, as wide as the projection and not normalised.
     pub fn embed(&self, text: &str) -> Result<Vec<f32>> {
         let mut ids = self.tokens(text)?;
-        if let Some(odd) = ids.iter().find(|id| **id as usize >= self.config.vocab_size) {
-            let problem = format!("its tokenizer gave {odd}, but the vocabulary has {} tokens", self.config.vocab_size);
+        if let Some(invalid_id) = ids.iter().find(|id| **id as usize >= self.config.vocab_size) {
+            let problem =
+                format!("its tokenizer gave {invalid_id}, but the vocabulary has {} tokens", self.config.vocab_size);
             return Err(Error::Unsupported(format!("the text tower: {problem}")));
         }
         // CLIP's embedding is read at the end token. Attention is causal, so tokens after it are left out.
         if self.padding.is_none() {
-            ids.truncate(self.end(&ids)? + 1);
+            ids.truncate(self.end_position(&ids)? + 1);
         }
         let (tokens, tape) = (ids.len(), Tape::off());
         let scope = frozen_scope(&self.weights, &tape);
@@ -122,13 +127,12 @@ impl TextTower {
         Ok(to_host(scope.linear(last, self.projection)?)?.to_f32_vec())
     }
 
-    /// Returns the position of the first end token. Configurations from before 2023 declare the id 2 for the end token,
-    /// although its id is the largest of the vocabulary.
-    fn end(&self, ids: &[u32]) -> Result<usize> {
+    /// Returns the position of the first end token.
+    fn end_position(&self, ids: &[u32]) -> Result<usize> {
         let eos_token_id = self.config.eos_token_id;
         let position = match eos_token_id {
             // The first position of the largest id.
-            Some(2) | None => {
+            Some(WRONG_END_TOKEN) | None => {
                 ids.iter().enumerate().max_by_key(|(i, id)| (**id, std::cmp::Reverse(*i))).map(|(i, _)| i)
             }
             Some(eos) => ids.iter().position(|id| *id == eos),
@@ -144,7 +148,7 @@ impl TextTower {
 /// The padding token: `pad_token` of `tokenizer_config.json`, or `pad_token_id` of `config.json`.
 fn padding_token(tokenizer: &Tokenizer, directory: &Path, config: &TextConfig) -> Result<u32> {
     let path = directory.join("tokenizer_config.json");
-    let written: Json = if path.exists() { json(&path)? } else { Json::Null };
+    let written: Json = if path.exists() { read_json(&path)? } else { Json::Null };
     let token = &written["pad_token"];
     match token["content"].as_str().or(token.as_str()) {
         Some(token) => tokenizer

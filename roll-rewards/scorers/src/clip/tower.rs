@@ -23,7 +23,7 @@ pub struct TowerDims {
     /// Epsilon of the layer norms.
     pub eps: f64,
     /// Whether attention is causal.
-    pub causal: bool,
+    pub is_causal: bool,
 }
 
 /// One transformer layer, on `[items * tokens, width]`.
@@ -41,19 +41,19 @@ impl Layer {
         let TowerDims { width, hidden, .. } = dims;
         let mut wanted = Vec::new();
         for layer_norm in ["layer_norm1", "layer_norm2"] {
-            wanted.extend(pair(&format!("{name}.{layer_norm}"), &[width]));
+            wanted.extend(weight_and_bias(&format!("{name}.{layer_norm}"), &[width]));
         }
         for projection in ["q_proj", "k_proj", "v_proj", "out_proj"] {
-            wanted.extend(pair(&format!("{name}.self_attn.{projection}"), &[width, width]));
+            wanted.extend(weight_and_bias(&format!("{name}.self_attn.{projection}"), &[width, width]));
         }
-        wanted.extend(pair(&format!("{name}.mlp.fc1"), &[hidden, width]));
-        wanted.extend(pair(&format!("{name}.mlp.fc2"), &[width, hidden]));
+        wanted.extend(weight_and_bias(&format!("{name}.mlp.fc1"), &[hidden, width]));
+        wanted.extend(weight_and_bias(&format!("{name}.mlp.fc2"), &[width, hidden]));
         Ok(Self { weights: tensors.weights(&wanted, device)?, name, dims, tokens })
     }
 
     /// Computes the layer's output for `x`, `[items * tokens, width]`. Tokens attend to tokens of their own item.
     pub fn run(&self, x: Burn<2>, tokens: usize, tape: &Tape) -> Result<Burn<2>> {
-        let TowerDims { heads, causal, eps, .. } = self.dims;
+        let TowerDims { heads, is_causal, eps, .. } = self.dims;
         let scope = frozen_scope(&self.weights, tape);
         let full_name = |name: &str| format!("{}.{name}", self.name);
         let normed = norm(&scope, x.clone(), &full_name("layer_norm1"), eps)?;
@@ -62,7 +62,7 @@ impl Layer {
         let items = x.dims()[0] / tokens;
         let attended = (0..items).map(|i| {
             let rows_of_item = |x: &Burn<2>| x.clone().narrow(0, i * tokens, tokens);
-            let options = AttentionOptions { causal, ..Default::default() };
+            let options = AttentionOptions { causal: is_causal, ..Default::default() };
             ops::attention_with(rows_of_item(&q), rows_of_item(&k), rows_of_item(&v), heads, options)
         });
         let x = x + scope.linear(Burn::cat(attended.collect(), 0), &full_name("self_attn.out_proj"))?;
@@ -77,10 +77,13 @@ impl Segment for Layer {
     }
 }
 
+/// Factor in QuickGELU, `x * sigmoid(1.702 x)`.
+const QUICK_GELU_SLOPE: f64 = 1.702;
+
 /// Applies the activation function of a feed-forward layer.
 pub fn activated(x: Burn<2>, activation: Activation) -> Burn<2> {
     match activation {
-        Activation::QuickGelu => ops::silu(x * 1.702) / 1.702,
+        Activation::QuickGelu => ops::silu(x * QUICK_GELU_SLOPE) / QUICK_GELU_SLOPE,
         Activation::Gelu => activation::gelu(x),
         Activation::GeluPytorchTanh => ops::gelu_tanh(x),
     }
@@ -100,8 +103,9 @@ pub struct Embed {
     eps: f64,
 }
 
+/// Prefix of the embedding's weights.
 const EMBEDDINGS: &str = "vision_model.embeddings";
-/// Misspelled in `transformers`.
+/// Name of the norm after the embedding, misspelled in `transformers`.
 const PRE_NORM: &str = "vision_model.pre_layrnorm";
 
 impl Embed {
@@ -117,7 +121,7 @@ impl Embed {
         match family {
             Family::Clip => {
                 wanted.push((format!("{EMBEDDINGS}.class_embedding"), vec![width]));
-                wanted.extend(pair(PRE_NORM, &[width]));
+                wanted.extend(weight_and_bias(PRE_NORM, &[width]));
             }
             Family::Siglip => wanted.push((format!("{EMBEDDINGS}.patch_embedding.bias"), vec![width])),
         }
@@ -167,7 +171,8 @@ pub struct Pool {
 }
 
 impl Pool {
-    /// Loads the layer for items of `tokens` tokens. `width` is that of a token, `projection` that of an embedding.
+    /// Loads the layer for items of `tokens` tokens. `width` is the width of a token, `projection` the width of an
+    /// embedding.
     pub fn load(
         tensors: &Tensors,
         [width, projection]: [usize; 2],
@@ -177,7 +182,7 @@ impl Pool {
         device: &Device,
     ) -> Result<Self> {
         let mut wanted = vec![("visual_projection.weight".to_string(), vec![projection, width])];
-        wanted.extend(pair("vision_model.post_layernorm", &[width]));
+        wanted.extend(weight_and_bias("vision_model.post_layernorm", &[width]));
         Ok(Self { weights: tensors.weights(&wanted, device)?, tokens, eps, head })
     }
 }
@@ -200,6 +205,7 @@ impl Segment for Pool {
 
 /// Linear layers on the normalised embedding: the head of an aesthetic predictor.
 pub struct Head {
+    /// Weight and bias of each layer.
     layers: Vec<(Burn<2>, Burn<1>)>,
 }
 
@@ -238,7 +244,7 @@ impl Head {
 }
 
 /// Names and shapes of a layer's weight and bias. The bias has the length of the weight's first axis.
-pub fn pair(name: &str, shape: &[usize]) -> [(String, Vec<usize>); 2] {
+pub fn weight_and_bias(name: &str, shape: &[usize]) -> [(String, Vec<usize>); 2] {
     [(format!("{name}.weight"), shape.to_vec()), (format!("{name}.bias"), shape[..1].to_vec())]
 }
 

@@ -108,6 +108,8 @@ impl Padding {
     }
 }
 
+/// Unit of the detector's input side: the largest stride of its outputs.
+const DET_SIZE_UNIT: usize = 32;
 /// Largest side of the detector's input. A frame of 4096 pixels takes 200 MB.
 const MAX_DET_SIZE: usize = 4096;
 
@@ -120,8 +122,9 @@ impl IdentityConfig {
             return invalid("reward_model_path", problem.into());
         }
         check_ranges("reward", self)?;
-        if !self.det_size.is_multiple_of(32) {
-            let problem = format!("expected a multiple of 32 up to {MAX_DET_SIZE}, found {}", self.det_size);
+        if !self.det_size.is_multiple_of(DET_SIZE_UNIT) {
+            let problem =
+                format!("expected a multiple of {DET_SIZE_UNIT} up to {MAX_DET_SIZE}, found {}", self.det_size);
             return invalid("det_size", problem);
         }
         check_on_missing(self.on_missing)

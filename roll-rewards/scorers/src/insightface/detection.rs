@@ -31,8 +31,11 @@ impl Face {
 
     /// Intersection over union of the boxes.
     pub fn overlap(&self, other: &Self) -> f32 {
-        let ([ax, ay, au, av], [bx, by, bu, bv]) = (self.bounds, other.bounds);
-        let common = (au.min(bu) - ax.max(bx)).max(0.0) * (av.min(bv) - ay.max(by)).max(0.0);
+        let ([left, top, right, bottom], [other_left, other_top, other_right, other_bottom]) =
+            (self.bounds, other.bounds);
+        let common_width = (right.min(other_right) - left.max(other_left)).max(0.0);
+        let common_height = (bottom.min(other_bottom) - top.max(other_top)).max(0.0);
+        let common = common_width * common_height;
         common / (self.area() + other.area() - common)
     }
 }

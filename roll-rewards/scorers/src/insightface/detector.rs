@@ -11,6 +11,9 @@ use super::detection::{Face, Letterbox, suppress};
 use super::{scrfd, yunet};
 use crate::RewardError;
 
+/// Half of the range of pixels from 0 to 255. A pixel p in [-1, 1] is (p + 1) * 127.5 in this range.
+const HALF_RANGE: f32 = 127.5;
+
 /// A detection network and its settings.
 #[derive(Debug)]
 pub struct Detector {
@@ -95,11 +98,11 @@ impl Detector {
     fn canvas(&self, letterbox: &Letterbox, frame: &[f32]) -> Vec<f32> {
         let mut canvas = letterbox.canvas(frame, self.padding);
         match self.kind {
-            Kind::Scrfd if self.divisor == 127.5 => {}
-            Kind::Scrfd => canvas.iter_mut().for_each(|v| *v *= 127.5 / self.divisor),
+            Kind::Scrfd if self.divisor == HALF_RANGE => {}
+            Kind::Scrfd => canvas.iter_mut().for_each(|v| *v *= HALF_RANGE / self.divisor),
             Kind::Yunet(_) => {
                 // YuNet expects BGR in 0 to 255.
-                canvas.iter_mut().for_each(|v| *v = (*v + 1.0) * 127.5);
+                canvas.iter_mut().for_each(|v| *v = (*v + 1.0) * HALF_RANGE);
                 let plane = self.side * self.side;
                 let (red, rest) = canvas.split_at_mut(plane);
                 red.swap_with_slice(&mut rest[plane..]);
@@ -145,6 +148,7 @@ fn recognise(model: &Model) -> Result<Kind> {
     let find_output = |part: &str, stride: usize| outputs.iter().position(|o| o.name == format!("{part}_{stride}"));
     let yunet = scrfd::STRIDES.map(|stride| ["cls", "obj", "bbox", "kps"].map(|part| find_output(part, stride)));
     if yunet.iter().flatten().all(Option::is_some) {
+        // Every output was found, so no default is used.
         return Ok(Kind::Yunet(yunet.map(|level| level.map(Option::unwrap_or_default))));
     }
     match outputs.len() {

@@ -9,6 +9,9 @@ use roll_onnx::Model;
 use super::align::CROP;
 use crate::RewardError;
 
+/// Width of the embeddings of an ArcFace network.
+const EMBEDDING_WIDTH: usize = 512;
+
 /// A network that the identity score needs.
 pub(super) struct NetworkRole {
     /// Name of the role in error messages.
@@ -21,6 +24,7 @@ pub(super) struct NetworkRole {
     recognises: fn(&str) -> bool,
 }
 
+/// The face detector.
 pub(super) const DETECTOR: NetworkRole = NetworkRole {
     text: "face detector",
     key: "detector",
@@ -28,6 +32,7 @@ pub(super) const DETECTOR: NetworkRole = NetworkRole {
     recognises: |stem| ["scrfd_", "det_", "yunet"].iter().any(|p| stem.starts_with(p)),
 };
 
+/// The face embedder.
 pub(super) const EMBEDDER: NetworkRole = NetworkRole {
     text: "face embedder",
     key: "embedder",
@@ -36,15 +41,20 @@ pub(super) const EMBEDDER: NetworkRole = NetworkRole {
 };
 
 /// Opens the network of `role`: the file `named`, or the only one in `directory` that fits.
-pub(super) fn open(directory: &Path, role: &NetworkRole, named: Option<&str>, device: &Device) -> Result<Model> {
+pub(super) fn open_network(
+    directory: &Path,
+    role: &NetworkRole,
+    named: Option<&str>,
+    device: &Device,
+) -> Result<Model> {
     if let Some(name) = named {
         return Ok(Model::open(&directory.join(name), device)?);
     }
     let NetworkRole { text, key, expected, recognises } = *role;
-    let several = |candidates: Vec<String>| -> Error {
+    let several_fit = |candidates: Vec<String>| -> Error {
         RewardError::SeveralNetworks { role: text, directory: directory.into(), candidates, key }.into()
     };
-    let none = |seen: Vec<String>| -> Error {
+    let none_fits = |seen: Vec<String>| -> Error {
         RewardError::NoNetwork { role: text, directory: directory.into(), expected, seen, key }.into()
     };
     let files = onnx_files(directory)?;
@@ -52,9 +62,10 @@ pub(super) fn open(directory: &Path, role: &NetworkRole, named: Option<&str>, de
     let known: Vec<&PathBuf> = files.iter().filter(|f| recognises(&stem(f))).collect();
     match known.as_slice() {
         [one] => return Ok(Model::open(one, device)?),
-        [] if key == DETECTOR.key => return Err(none(files.iter().map(|f| name_of(f)).collect())),
+        // A detector is not recognised by its contents.
+        [] if key == DETECTOR.key => return Err(none_fits(files.iter().map(|f| name_of(f)).collect())),
         [] => {}
-        _ => return Err(several(known.iter().map(|f| name_of(f)).collect())),
+        _ => return Err(several_fit(known.iter().map(|f| name_of(f)).collect())),
     }
     // No file has a known name: inspect the files that are not recognised as detectors.
     let (mut fitting, mut seen) = (vec![], vec![]);
@@ -70,15 +81,16 @@ pub(super) fn open(directory: &Path, role: &NetworkRole, named: Option<&str>, de
         }
     }
     if fitting.len() > 1 {
-        return Err(several(fitting.iter().map(|m| name_of(m.path())).collect()));
+        return Err(several_fit(fitting.iter().map(|m| name_of(m.path())).collect()));
     }
-    fitting.pop().ok_or_else(|| none(seen))
+    fitting.pop().ok_or_else(|| none_fits(seen))
 }
 
 /// Whether the file declares [1, 3, 112, 112] -> [1, 512].
 fn embeds_crops(model: &Model) -> bool {
     let ([input], [output, ..]) = (model.inputs(), model.outputs()) else { return false };
-    matches!(input.shape[..], [_, Some(3), Some(CROP), Some(CROP)]) && matches!(output.shape[..], [_, Some(512)])
+    matches!(input.shape[..], [_, Some(3), Some(CROP), Some(CROP)])
+        && matches!(output.shape[..], [_, Some(EMBEDDING_WIDTH)])
 }
 
 /// The ONNX files in a directory, in alphabetical order.
@@ -95,6 +107,7 @@ fn onnx_files(directory: &Path) -> Result<Vec<PathBuf>> {
     Ok(files)
 }
 
+/// The file name of a path, for error messages.
 fn name_of(path: &Path) -> String {
     path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }

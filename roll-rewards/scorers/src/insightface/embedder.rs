@@ -34,6 +34,7 @@ pub struct Embeddings {
 #[derive(Debug)]
 pub struct EmbeddingPull {
     recorded: Recorded,
+    /// Shape of the embeddings.
     shape: [usize; 2],
     order: ChannelOrder,
     device: Device,
@@ -78,7 +79,7 @@ impl Embedder {
         self.rows(first, items)
     }
 
-    /// Like [`Embedder::embed`], with the pullback to the crops.
+    /// Embeds crops like [`Embedder::embed`], with the pullback to the crops.
     pub fn vjp(&self, crops: Vec<f32>) -> Result<(Embeddings, EmbeddingPull)> {
         let input = self.input(crops)?;
         let items = input.shape()[0];

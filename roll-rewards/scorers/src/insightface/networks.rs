@@ -10,7 +10,7 @@ use super::align::{Alignment, Crop};
 use super::config::IdentityConfig;
 use super::detection::{Face, largest};
 use super::detector::Detector;
-use super::directory::{DETECTOR, EMBEDDER, open};
+use super::directory::{DETECTOR, EMBEDDER, open_network};
 use super::embedder::Embedder;
 
 /// A face detector and a face embedder.
@@ -41,8 +41,8 @@ impl FaceNetworks {
     /// a file is damaged or needs an unsupported operator, or if `onnx: onnxruntime` is not available.
     pub fn load(directory: &Path, config: &IdentityConfig, device: &Device) -> Result<Self> {
         config.check()?;
-        let detector = open(directory, &DETECTOR, config.detector.as_deref(), device)?;
-        let embedder = open(directory, &EMBEDDER, config.embedder.as_deref(), device)?;
+        let detector = open_network(directory, &DETECTOR, config.detector.as_deref(), device)?;
+        let embedder = open_network(directory, &EMBEDDER, config.embedder.as_deref(), device)?;
         let (detector, embedder) = (Network::new(detector, config.onnx)?, Network::new(embedder, config.onnx)?);
         let networks = Self {
             detector: Detector::new(detector, config, device)?,
@@ -105,6 +105,7 @@ impl FaceNetworks {
     }
 }
 
+/// Fails unless `frame` has the pixels of a frame of this size.
 fn check_frame(frame: &[f32], [height, width]: [usize; 2]) -> Result<()> {
     if frame.len() != 3 * height * width {
         return Err(Error::shape("frame for the face networks", format!("[3, {height}, {width}]"), &[frame.len()]));

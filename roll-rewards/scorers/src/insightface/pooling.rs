@@ -40,11 +40,13 @@ pub fn pooled_cosine(embeddings: &[f32], references: &[f32], width: usize) -> Po
     pooled
 }
 
+/// Least divisor in a normalisation, as in torch's `cosine_similarity`.
+const MIN_DIVISOR: f64 = 1e-8;
+
 /// The direction and length of a vector; the direction of zero is zero.
 fn unit(v: &[f32]) -> (Vec<f64>, f64) {
     let norm = v.iter().map(|x| f64::from(*x).powi(2)).sum::<f64>().sqrt();
-    // Divisor of at least 1e-8, as in torch's cosine_similarity.
-    (v.iter().map(|x| f64::from(*x) / norm.max(1e-8)).collect(), norm)
+    (v.iter().map(|x| f64::from(*x) / norm.max(MIN_DIVISOR)).collect(), norm)
 }
 
 #[cfg(test)]

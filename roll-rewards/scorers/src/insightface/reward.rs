@@ -20,9 +20,11 @@ use crate::RewardError;
 const NAME: &str = "insightface";
 /// Name of the target's tensor with the embeddings of the reference faces, f32 `[N, width]`.
 const REFERENCES: &str = "references";
-/// Name of the target's tensor with the positions of the reference faces, f32 `[N, 11]`: the frame, then x and y of the
-/// five landmarks as fractions of width and height.
+/// Name of the target's tensor with the positions of the reference faces, f32 `[N, POSITION_WIDTH]`: the frame, then x
+/// and y of the five landmarks as fractions of width and height.
 const POSITIONS: &str = "places";
+/// Numbers per face in [`POSITIONS`].
+const POSITION_WIDTH: usize = 11;
 
 /// The identity score: for each frame with a face, the mean cosine similarity of the face's embedding to the embeddings
 /// of the reference faces; then the mean over these frames. It is in [-1, 1]. The same person scores 0.5 to 0.8,
@@ -65,8 +67,10 @@ impl IdentityReward {
                 continue;
             }
             let distance = |position: &&[f32]| (position[0] - frame as f32).abs();
-            let nearest =
-                positions.chunks_exact(11).min_by(|a, b| distance(a).total_cmp(&distance(b))).ok_or_else(bad_target)?;
+            let nearest = positions
+                .chunks_exact(POSITION_WIDTH)
+                .min_by(|a, b| distance(a).total_cmp(&distance(b)))
+                .ok_or_else(bad_target)?;
             let landmark = |i: usize| [nearest[1 + 2 * i] * width as f32, nearest[2 + 2 * i] * height as f32];
             let landmarks = std::array::from_fn(landmark);
             if let Some(crop) = Crop::new(&landmarks, [height, width], self.config.align) {
@@ -75,6 +79,34 @@ impl IdentityReward {
         }
         faces.sort_by_key(|f| f.frame);
         Ok(())
+    }
+
+    /// The mean similarity of `faces` to the references and, with [`Grad::Record`], the gradients of the crops for a
+    /// cotangent of 1, batch by batch.
+    fn score_faces(
+        &self,
+        video: &Video,
+        faces: &[FrameFace],
+        references: &Tensor,
+        grad: Grad,
+    ) -> Result<(f64, Vec<Vec<f32>>)> {
+        let (mut value, mut crop_gradients) = (0.0, Vec::new());
+        for batch in faces.chunks(self.config.frames_per_batch) {
+            // Weight of the batch's mean in the mean over all faces.
+            let share = batch.len() as f64 / faces.len() as f64;
+            let crops = crop_pixels(video, batch);
+            if grad.is_on() {
+                let (embeddings, pull) = self.networks.embedder().vjp(crops)?;
+                let mut batch_score = pooled(&embeddings, references)?;
+                value += batch_score.value * share;
+                batch_score.gradient.iter_mut().for_each(|g| *g *= share as f32);
+                crop_gradients.push(pull.pull(batch_score.gradient)?);
+            } else {
+                let embeddings = self.networks.embedder().embed(crops, grad)?;
+                value += pooled(&embeddings, references)?.value * share;
+            }
+        }
+        Ok((value, crop_gradients))
     }
 }
 
@@ -146,22 +178,7 @@ impl RewardScorer for IdentityReward {
             let reason = format!("no face in any of {searched} frames (detector threshold {threshold})");
             return Ok((Score::Missing { reason }, None));
         }
-        let (mut value, mut crop_gradients) = (0.0, Vec::new());
-        for batch in faces.chunks(self.config.frames_per_batch) {
-            // Weight of the batch's mean in the mean over all faces.
-            let share = batch.len() as f64 / faces.len() as f64;
-            let crops = crop_pixels(video, batch);
-            if grad.is_on() {
-                let (embeddings, pull) = self.networks.embedder().vjp(crops)?;
-                let mut batch_score = pooled(&embeddings, references)?;
-                value += batch_score.value * share;
-                batch_score.gradient.iter_mut().for_each(|g| *g *= share as f32);
-                crop_gradients.push(pull.pull(batch_score.gradient)?);
-            } else {
-                let embeddings = self.networks.embedder().embed(crops, grad)?;
-                value += pooled(&embeddings, references)?.value * share;
-            }
-        }
+        let (value, crop_gradients) = self.score_faces(video, &faces, references, grad)?;
         let details = [
             ("frames", searched as f64),
             ("frames_with_face", detected as f64),
@@ -201,7 +218,7 @@ fn positions_tensor(faces: &[FrameFace], reference: &Video) -> Result<Tensor> {
         let fractions = face.face.landmarks.into_iter().flat_map(|[x, y]| [x / width as f32, y / height as f32]);
         std::iter::once(face.frame as f32).chain(fractions).collect::<Vec<_>>()
     };
-    Tensor::new(faces.iter().flat_map(row).collect(), [faces.len(), 11])
+    Tensor::new(faces.iter().flat_map(row).collect(), [faces.len(), POSITION_WIDTH])
 }
 
 /// The pixels of the crops of `faces`, `[N, 3, 112, 112]`.

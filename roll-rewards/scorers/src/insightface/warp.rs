@@ -32,9 +32,9 @@ impl Warp {
             self.picture
         );
         let mut out = vec![0.0; planes.len() / size * out_size];
-        self.each(|at, taps| {
+        self.for_each_pixel(|out_offset, taps| {
             for (plane, out_plane) in planes.chunks_exact(size).zip(out.chunks_exact_mut(out_size)) {
-                out_plane[at] = taps.iter().map(|&(offset, weight)| plane[offset] * weight).sum();
+                out_plane[out_offset] = taps.iter().map(|&(offset, weight)| plane[offset] * weight).sum();
             }
         });
         out
@@ -50,18 +50,18 @@ impl Warp {
             return;
         }
         assert_eq!(cotangent.len() / out_size, gradient.len() / size, "the same number of planes");
-        self.each(|at, taps| {
+        self.for_each_pixel(|out_offset, taps| {
             let planes = gradient.chunks_exact_mut(size).zip(cotangent.chunks_exact(out_size));
             for (gradient_plane, cotangent_plane) in planes {
                 for &(offset, weight) in taps {
-                    gradient_plane[offset] += cotangent_plane[at] * weight;
+                    gradient_plane[offset] += cotangent_plane[out_offset] * weight;
                 }
             }
         });
     }
 
     /// Calls `f` with the output offset and the taps of every output pixel.
-    fn each(&self, mut f: impl FnMut(usize, &Taps)) {
+    fn for_each_pixel(&self, mut f: impl FnMut(usize, &Taps)) {
         let [height, width] = self.output;
         for i in 0..height {
             for j in 0..width {

@@ -47,7 +47,7 @@ impl AnswerKind {
         let score = match (self, first_word(choice)) {
             (Self::Yes, Some(candidates)) => probability_of_yes(candidates),
             (Self::Yes, None) => text.and_then(yes_or_no),
-            (Self::Number(range), _) => text.and_then(|text| number(text, range)),
+            (Self::Number(range), _) => text.and_then(|text| first_number(text, range)),
         };
         score.ok_or_else(|| {
             let found = excerpt(text.map_or(body, str::as_bytes));
@@ -57,8 +57,9 @@ impl AnswerKind {
 }
 
 /// The number of tokens of a request and its answer, as counted by the service; 0 if the service does not count them.
-pub fn tokens(body: &[u8]) -> u64 {
+pub fn token_count(body: &[u8]) -> u64 {
     let answer: Json = serde_json::from_slice(body).unwrap_or_default();
+    // A greater number is a mistake of the service, and could overflow the sum over requests.
     u64::from(answer["usage"]["total_tokens"].as_u64().and_then(|tokens| u32::try_from(tokens).ok()).unwrap_or(0))
 }
 
@@ -97,7 +98,7 @@ fn yes_or_no(text: &str) -> Option<f64> {
 }
 
 /// The first number of a text, mapped from `[low, high]` to [0, 1]; `None` if it lies outside or there is no number.
-fn number(text: &str, [low, high]: [f64; 2]) -> Option<f64> {
+fn first_number(text: &str, [low, high]: [f64; 2]) -> Option<f64> {
     let digit = text.find(|c: char| c.is_ascii_digit())?;
     let start = text[..digit].trim_end_matches(['-', '.']).len();
     let length = text[digit..].find(|c: char| !(c.is_ascii_digit() || c == '.'));

@@ -13,7 +13,7 @@ use super::JudgeConfig;
 /// Greatest number of bytes of an answer that are read.
 const MAX_ANSWER: u64 = 1 << 20;
 /// Time for which an address that failed is asked only after the others.
-const REST: Duration = Duration::from_secs(60);
+const REST_TIME: Duration = Duration::from_secs(60);
 /// Whether the service may receive a request twice. It may, because a question changes nothing at the service.
 const MAY_RECEIVE_TWICE: bool = true;
 
@@ -36,7 +36,7 @@ struct Address {
 
 impl Address {
     /// Whether the address rests, after it was busy or failed.
-    fn rests(&self) -> bool {
+    fn is_resting(&self) -> bool {
         *self.rests_until.lock().unwrap_or_else(PoisonError::into_inner) > Instant::now()
     }
 
@@ -75,7 +75,7 @@ impl Client {
     }
 
     /// Number of requests that were sent so far.
-    pub fn sent(&self) -> u64 {
+    pub fn sent_count(&self) -> u64 {
         self.sent.load(Ordering::Relaxed)
     }
 
@@ -94,7 +94,8 @@ impl Client {
     /// Asks one address after the other until one answers or fails permanently. Adds the number of requests to `times`.
     /// If all fail, returns an address with the reason: the last busy address or, if none is busy, the last address.
     fn ask_each(&self, body: &[u8], times: &mut u32) -> std::result::Result<Vec<u8>, (String, NoAnswer)> {
-        let (resting, mut addresses): (Vec<_>, Vec<_>) = self.addresses.iter().partition(|address| address.rests());
+        let (resting, mut addresses): (Vec<_>, Vec<_>) =
+            self.addresses.iter().partition(|address| address.is_resting());
         let next = self.next.fetch_add(1, Ordering::Relaxed) % addresses.len().max(1);
         addresses.rotate_left(next);
         let mut reason = None;
@@ -102,7 +103,7 @@ impl Client {
             let another_is_busy = matches!(reason, Some((_, NoAnswer::Busy(_))));
             // A resting address is not asked if waiting for a busy one may help, because a failed address may take its
             // whole time limit to fail again.
-            if another_is_busy && address.rests() {
+            if another_is_busy && address.is_resting() {
                 break;
             }
             *times += 1;
@@ -110,7 +111,7 @@ impl Client {
             let (no_answer, rest) = match address.post(body) {
                 Ok(answer) => return Ok(answer),
                 Err(NoAnswer::Busy(wait)) => (NoAnswer::Busy(wait), wait),
-                Err(no_answer) => (no_answer, REST),
+                Err(no_answer) => (no_answer, REST_TIME),
             };
             *address.rests_until.lock().unwrap_or_else(PoisonError::into_inner) = Instant::now() + rest;
             let is_permanent = matches!(no_answer, NoAnswer::Rejected(_) | NoAnswer::Permanent(_));
@@ -121,6 +122,6 @@ impl Client {
                 break;
             }
         }
-        Err(reason.expect("a client has an address"))
+        Err(reason.expect("`Client::new` refuses a client without an address"))
     }
 }

@@ -159,9 +159,9 @@ impl Judge {
             return Err(Error::config("reward.model", "missing: the name of the model, as the service knows it"));
         }
         Ok(Self {
-            questions: questions(&config.questions, context)?,
+            questions: read_questions(&config.questions, context)?,
             client: Client::new(&config)?,
-            cache: cache(config.cache_dir.as_deref(), context)?,
+            cache: answers_directory(config.cache_dir.as_deref(), context)?,
             config,
             service_has_log_probabilities: AtomicBool::new(true),
             tokens: AtomicU64::new(0),
@@ -171,7 +171,7 @@ impl Judge {
     /// The frames that the model sees, as parts of a message.
     fn pictures(&self, video: &Video) -> Result<Vec<Json>> {
         let frames = video.dims()[0];
-        Frames::Uniform(self.config.frames.min(frames)).of(frames).into_iter().map(|t| picture(video, t)).collect()
+        Frames::Uniform(self.config.frames.min(frames)).of(frames).into_iter().map(|t| message_part(video, t)).collect()
     }
 
     /// The request for a question about pictures, without log-probabilities.
@@ -207,6 +207,7 @@ impl Judge {
     ) -> Result<(Answered<T>, bool)> {
         let Some(cache) = &self.cache else { return Ok((ask()?, false)) };
         let key = Fingerprint::new(kind).text("request", request).finish();
+        // Folders by the first two digits of the key, because a folder with very many files is slow.
         let folder = cache.join(&key[..2]);
         let path = folder.join(&key);
         let cached = files::read_text(&path, caption::MAX_CAPTION as u64).ok().and_then(|text| text.parse().ok());
@@ -246,7 +247,7 @@ impl Judge {
             }
             match self.client.ask(request.to_string().as_bytes()) {
                 Ok(answer) => {
-                    self.tokens.fetch_add(answer::tokens(&answer), Ordering::Relaxed);
+                    self.tokens.fetch_add(answer::token_count(&answer), Ordering::Relaxed);
                     return Ok(self.config.answer.score(&answer));
                 }
                 // The next turn asks without log-probabilities.
@@ -285,9 +286,9 @@ impl RewardScorer for Judge {
         }
         // A shared reference for the threads that ask the questions.
         let (this, pictures) = (&*self, self.pictures(video)?);
-        let of_video = self.questions.iter().map(|question| filled(question, prompt, &target.columns));
+        let of_video = self.questions.iter().map(|question| fill_in(question, prompt, &target.columns));
         let questions = of_video.collect::<Result<Vec<String>>>()?;
-        let (sent_before, tokens_before) = (this.client.sent(), this.tokens.load(Ordering::Relaxed));
+        let (sent_before, tokens_before) = (this.client.sent_count(), this.tokens.load(Ordering::Relaxed));
         let mut asked: Vec<(&String, Option<Result<_>>)> = questions.iter().map(|question| (question, None)).collect();
         threads::in_parallel(&mut asked, questions.len(), |(question, outcome)| {
             let question = format!("{question} Answer with {}.", this.config.answer.form());
@@ -310,7 +311,7 @@ impl RewardScorer for Judge {
         }
         let count = self.questions.len() as f64;
         details.insert("answered_from_cache".into(), cached_count / count);
-        details.insert("requests".into(), (this.client.sent() - sent_before) as f64);
+        details.insert("requests".into(), (this.client.sent_count() - sent_before) as f64);
         let tokens = (this.tokens.load(Ordering::Relaxed) - tokens_before) as f64;
         if tokens > 0.0 {
             details.insert("tokens".into(), tokens);
@@ -329,7 +330,7 @@ impl RewardScorer for Judge {
 
 /// The questions of the option `reward.questions`. Fails if the file cannot be read, and unless there are 1 to
 /// [`MAX_QUESTIONS`] questions with a text.
-fn questions(option: &Texts, context: &BuildContext) -> Result<Vec<String>> {
+fn read_questions(option: &Texts, context: &BuildContext) -> Result<Vec<String>> {
     let questions: Vec<String> = match option {
         Texts::One(file) if !file.is_empty() => {
             let path = context.resolve(file);
@@ -348,9 +349,9 @@ fn questions(option: &Texts, context: &BuildContext) -> Result<Vec<String>> {
     }
 }
 
-/// A question about a video: `{prompt}` is replaced by the video's prompt, and other names in braces by columns of the
-/// video's row. Fails on a name that is no column. A brace without a name stays as it is.
-fn filled(question: &str, prompt: &str, columns: &Columns) -> Result<String> {
+/// Fills in a question about a video: `{prompt}` is replaced by the video's prompt, and other names in braces by
+/// columns of the video's row. Fails on a name that is no column. A brace without a name stays as it is.
+fn fill_in(question: &str, prompt: &str, columns: &Columns) -> Result<String> {
     let (mut filled, mut rest) = (String::new(), question);
     while let Some((before, after)) = rest.split_once('{') {
         let (name, end) = after.split_once('}').unwrap_or_default();
@@ -376,7 +377,7 @@ fn filled(question: &str, prompt: &str, columns: &Columns) -> Result<String> {
 }
 
 /// The directory of cached answers. Fails if a file takes the place of the directory or of a parent.
-fn cache(option: Option<&str>, context: &BuildContext) -> Result<Option<PathBuf>> {
+fn answers_directory(option: Option<&str>, context: &BuildContext) -> Result<Option<PathBuf>> {
     let parent = match option {
         None | Some("none" | "") => None,
         Some("auto") => cache_directory::of(|name| std::env::var_os(name)),
@@ -393,7 +394,7 @@ fn cache(option: Option<&str>, context: &BuildContext) -> Result<Option<PathBuf>
 }
 
 /// Frame `t` as a part of a message: a PNG in a data URL.
-fn picture(video: &Video, t: usize) -> Result<Json> {
+fn message_part(video: &Video, t: usize) -> Result<Json> {
     let ([_, height, width], frame) = (video.dims(), video.frame(t));
     let plane = height * width;
     // From planes in [-1, 1] to interleaved bytes.

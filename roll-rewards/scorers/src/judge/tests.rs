@@ -431,7 +431,7 @@ fn questions_may_be_the_lines_of_a_file() {
     let directory = tempfile::tempdir().unwrap();
     std::fs::write(directory.path().join("questions.txt"), "Is it {prompt}?\r\n\n  Is it sharp?\n").unwrap();
     let context = BuildContext { base_dir: directory.path().into(), ..BuildContext::new("flex") };
-    let questions = |option: Texts| questions(&option, &context);
+    let questions = |option: Texts| read_questions(&option, &context);
     assert_eq!(questions(Texts::One("questions.txt".into())).unwrap(), ["Is it {prompt}?", "Is it sharp?"]);
     let problem = questions(Texts::One("Is it sharp?".into())).unwrap_err().chain();
     assert!(problem.contains("reward.questions") && problem.contains("Is it sharp?"), "{problem}");
@@ -445,7 +445,7 @@ fn questions_may_be_the_lines_of_a_file() {
 #[test]
 fn names_in_braces_are_columns_of_the_row() {
     let columns: Columns = Arc::new([("answer".to_string(), json!("{prompt}")), ("n".to_string(), json!([1]))].into());
-    let filled = |question: &str| filled(question, "a {n}", &columns);
+    let filled = |question: &str| fill_in(question, "a {n}", &columns);
     let question = "{prompt}: {answer}? {n}, {}, {not a name}, { and {prompt";
     assert_eq!(filled(question).unwrap(), "a {n}: {prompt}? [1], {}, {not a name}, { and {prompt");
     let told = filled("Is it {response}?").unwrap_err().to_string();

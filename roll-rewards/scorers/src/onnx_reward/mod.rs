@@ -51,6 +51,7 @@ impl OnnxReward {
         Ok(reward)
     }
 
+    /// The pass of a video's frames through the network.
     fn scorer(&self) -> FrameScorer<'_> {
         FrameScorer {
             network: &self.model,
@@ -78,7 +79,9 @@ impl OnnxReward {
     fn check_width(&self, width: usize) -> Result<()> {
         match (self.config.score, &self.config.vector) {
             (Measurement::Value | Measurement::Sigmoid | Measurement::Softmax, _) => self.index(width).map(drop),
-            (Measurement::Cosine | Measurement::Distance, Some(vector)) => self.comparable(&vec![0.0; width], vector),
+            (Measurement::Cosine | Measurement::Distance, Some(vector)) => {
+                self.check_comparable(&vec![0.0; width], vector)
+            }
             (Measurement::Cosine | Measurement::Distance, None) => Ok(()),
         }
     }
@@ -98,7 +101,7 @@ impl OnnxReward {
     }
 
     /// Fails unless both rows have the same number of elements.
-    fn comparable(&self, row: &[f32], other: &[f32]) -> Result<()> {
+    fn check_comparable(&self, row: &[f32], other: &[f32]) -> Result<()> {
         if row.len() != other.len() {
             let problem = format!("an output has {} numbers, what it is compared with {}", row.len(), other.len());
             let path = self.model.path().into();
@@ -152,7 +155,7 @@ impl RewardScorer for OnnxReward {
             Measurement::Cosine => {
                 let direction = row_score::mean_direction(&self.compared_outputs(target)?);
                 let score_of_row = |row: &[f32]| {
-                    self.comparable(row, &direction)?;
+                    self.check_comparable(row, &direction)?;
                     Ok(row_score::cosine(row, &direction))
                 };
                 scorer.score(video, &score_of_row, grad)
@@ -160,7 +163,7 @@ impl RewardScorer for OnnxReward {
             Measurement::Distance => {
                 let compared_outputs = self.compared_outputs(target)?;
                 let score_of_row = |row: &[f32]| {
-                    compared_outputs.iter().try_for_each(|other| self.comparable(row, other))?;
+                    compared_outputs.iter().try_for_each(|other| self.check_comparable(row, other))?;
                     Ok(row_score::distance(row, &compared_outputs))
                 };
                 scorer.score(video, &score_of_row, grad)

@@ -8,6 +8,9 @@ use roll_onnx::{Model, OnnxError};
 
 use crate::picture::{Input, Layout, RowNetwork, RowsPull, Size, check_rows};
 
+/// Sides and numbers of frames with which a model is tried, where file and options leave them free.
+const TRIALS: [([usize; 2], usize); 2] = [([64, 64], 8), ([256, 320], 16)];
+
 /// A model with one input, for pictures or a video.
 #[derive(Debug)]
 pub struct PictureModel {
@@ -76,9 +79,9 @@ impl PictureModel {
         let fixed = input.size.map(Size::sides).zip(frames);
         let attempts = match fixed {
             Some(fixed) => vec![fixed],
-            None => [([64, 64], 8), ([256, 320], 16)]
-                .map(|(sides, count)| (input.size.map_or(sides, Size::sides), frames.unwrap_or(count)))
-                .to_vec(),
+            None => {
+                TRIALS.map(|(sides, count)| (input.size.map_or(sides, Size::sides), frames.unwrap_or(count))).to_vec()
+            }
         };
         let run = |(sides, frames): ([usize; 2], usize)| {
             let shape = layout.shape(frames, sides);

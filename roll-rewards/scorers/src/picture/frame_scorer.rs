@@ -14,7 +14,7 @@ pub type RowsPull = Box<dyn FnOnce(Tensor) -> Result<Tensor>>;
 pub trait RowNetwork: Send {
     /// Computes the output, f32 `[N, ...]`, for an input in the network's layout.
     fn rows(&self, input: Tensor) -> Result<Tensor>;
-    /// Like [`RowNetwork::rows`], with the pullback.
+    /// Computes the output like [`RowNetwork::rows`], and its pullback.
     fn rows_vjp(&self, input: Tensor) -> Result<(Tensor, RowsPull)>;
 }
 
@@ -56,7 +56,7 @@ impl FrameScorer<'_> {
     /// If [`Grad::Record`] is given, each batch is pulled back through the network immediately, with cotangent 1, so
     /// that only one batch of activations is in memory. The pullback scales this gradient and distributes it to the
     /// frames.
-    pub fn score(&self, video: &Video, read: &RowScore<'_>, grad: Grad) -> Result<(Score, Option<Pullback>)> {
+    pub fn score(&self, video: &Video, row_score: &RowScore<'_>, grad: Grad) -> Result<(Score, Option<Pullback>)> {
         let mut items = self.items(video);
         if self.over == OverFrames::Last {
             items.drain(..items.len().saturating_sub(1));
@@ -67,14 +67,14 @@ impl FrameScorer<'_> {
         let preprocess = self.preprocess(video, &items)?;
         // The frame with the minimum is known only when all frames are scored. It is then scored again with a gradient.
         let first_grad = if self.over == OverFrames::Min { Grad::Skip } else { grad };
-        let (values, mut gradients) = self.pass(video, &preprocess, &items, read, first_grad)?;
+        let (values, mut gradients) = self.pass(video, &preprocess, &items, row_score, first_grad)?;
         let least = (0..values.len()).min_by(|&a, &b| values[a].total_cmp(&values[b])).unwrap_or(0);
         let value = match self.over {
             OverFrames::Min => values[least],
             OverFrames::Mean | OverFrames::Last => values.iter().sum::<f64>() / values.len() as f64,
         };
         if self.over == OverFrames::Min && grad.is_on() {
-            gradients = self.pass(video, &preprocess, &items[least..=least], read, grad)?.1;
+            (_, gradients) = self.pass(video, &preprocess, &items[least..=least], row_score, grad)?;
         }
         let scored_frames: usize = items.iter().map(Vec::len).sum();
         let mut details = vec![("frames", scored_frames as f64)];
@@ -125,7 +125,7 @@ impl FrameScorer<'_> {
         video: &Video,
         preprocess: &Preprocess,
         items: &[Vec<usize>],
-        read: &RowScore<'_>,
+        row_score: &RowScore<'_>,
         grad: Grad,
     ) -> Result<(Vec<f64>, FrameGradients)> {
         let (mut values, mut gradients) = (Vec::new(), Vec::new());
@@ -133,14 +133,15 @@ impl FrameScorer<'_> {
             let input = self.batch_input(video, preprocess, batch)?;
             if !grad.is_on() {
                 for row in split(&self.network.rows(input)?, batch.len())? {
-                    values.push(read(&row)?.0);
+                    let (value, _) = row_score(&row)?;
+                    values.push(value);
                 }
                 continue;
             }
             let (rows, pull) = self.network.rows_vjp(input)?;
             let mut cotangent = Vec::with_capacity(rows.len());
             for row in split(&rows, batch.len())? {
-                let (value, gradient) = read(&row)?;
+                let (value, gradient) = row_score(&row)?;
                 values.push(value);
                 cotangent.extend(gradient.iter().map(|g| g / items.len() as f32));
             }

@@ -248,6 +248,8 @@ struct Row<'a> {
     length: usize,
 }
 
+/// Added before a length is rounded down, so that a rounding error does not take a pixel from a whole number.
+const ROUNDING: f64 = 1e-9;
 /// A pixel that exceeds the range by at most this much, through rounding, still has a gradient.
 const SLACK: f32 = 1e-5;
 
@@ -261,7 +263,7 @@ impl Preprocess {
         let resized = match input.fit {
             Fit::Stretch => size,
             // The longer side is rounded down, as by the processors of Hugging Face and torchvision.
-            Fit::Crop => frame.map(|side| (side as f64 * crop_scale + 1e-9) as usize),
+            Fit::Crop => frame.map(|side| (side as f64 * crop_scale + ROUNDING) as usize),
             Fit::Letterbox | Fit::LetterboxCorner => [0, 1].map(|i| {
                 let side = (frame[i] as f64 * scales[0].min(scales[1])).round() as usize;
                 side.min(size[i])
@@ -275,12 +277,12 @@ impl Preprocess {
             Fit::Crop => [0, 1].map(|i| -((resized[i].saturating_sub(size[i]) / 2) as isize)),
             Fit::Letterbox => [0, 1].map(|i| ((size[i] - resized[i]) / 2) as isize),
         };
-        let [low, high] = input.range;
+        let [black, white] = input.range;
         let channels = std::array::from_fn(|k| {
             let source = if input.order == ChannelOrder::Bgr { 2 - k } else { k };
-            // A pixel p in [-1, 1] becomes low + (high - low) * (p + 1) / 2, minus the mean, divided by std.
-            let half = (high - low) / 2.0;
-            let (factor, offset) = (half / input.std[k], (low + half - input.mean[k]) / input.std[k]);
+            // A pixel p in [-1, 1] becomes black + (white - black) * (p + 1) / 2, minus the mean, divided by std.
+            let half = (white - black) / 2.0;
+            let (factor, offset) = (half / input.std[k], (black + half - input.mean[k]) / input.std[k]);
             Channel { source, factor, offset }
         });
         Ok(Self {

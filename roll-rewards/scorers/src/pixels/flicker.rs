@@ -18,8 +18,9 @@ impl Amount for Flicker {
         let count = ((lumas.len() - 2) * lumas[0].len()) as f64;
         let mut sum = 0.0;
         for (t, three) in lumas.windows(3).enumerate() {
-            for i in 0..three[0].len() {
-                let (value, slope) = magnitude(three[1][i] - (three[0][i] + three[2][i]) / 2.0);
+            let (previous, current, next) = (&three[0], &three[1], &three[2]);
+            for i in 0..current.len() {
+                let (value, slope) = magnitude(current[i] - (previous[i] + next[i]) / 2.0);
                 sum += f64::from(value);
                 if let Some(gradient) = &mut gradient {
                     let slope = slope / count as f32;

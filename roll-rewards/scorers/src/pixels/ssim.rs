@@ -13,12 +13,15 @@ const C2: f32 = 0.03 * 0.03;
 pub fn ssim(x: &[f32], y: &[f32], [height, width]: [usize; 2]) -> (f64, Vec<f32>) {
     let window = Window::new([height, width]);
     let times = |a: &[f32], b: &[f32]| a.iter().zip(b).map(|(a, b)| a * b).collect::<Vec<f32>>();
+    // Means in each window, named by their argument: mxy is the mean of x y.
     let [mx, my] = [x, y].map(|plane| window.mean(plane));
     let [mxx, myy, mxy] = [times(x, x), times(y, y), times(x, y)].map(|plane| window.mean(&plane));
     let count = mx.len();
     let (mut sum, mut slopes) = (0.0, [vec![0.0; count], vec![0.0; count], vec![0.0; count]]);
     for i in 0..count {
+        // Variances and covariance.
         let (vx, vy, vxy) = (mxx[i] - mx[i] * mx[i], myy[i] - my[i] * my[i], mxy[i] - mx[i] * my[i]);
+        // The two factors of the numerator and of the denominator.
         let (a1, a2) = (2.0 * mx[i] * my[i] + C1, 2.0 * vxy + C2);
         let (b1, b2) = (mx[i] * mx[i] + my[i] * my[i] + C1, vx + vy + C2);
         let value = a1 * a2 / (b1 * b2);
@@ -42,6 +45,7 @@ struct Window {
 }
 
 impl Window {
+    /// The window for planes of this size.
     fn new(size: [usize; 2]) -> Self {
         let gaussian = |n: usize| {
             let centre = (n as f64 - 1.0) / 2.0;

@@ -44,7 +44,9 @@ struct Request {
 }
 
 /// A running program.
-pub struct ChildProcess(Responder<Request, Message>);
+pub struct ChildProcess {
+    responder: Responder<Request, Message>,
+}
 
 impl ChildProcess {
     /// Starts `command` in `directory`. Its standard error is logged.
@@ -61,12 +63,13 @@ impl ChildProcess {
         command.args(arguments).current_dir(directory);
         let mut shared_memory = None;
         let converse = move |pipes: &mut Pipes, request| exchange(pipes, request, &mut shared_memory);
-        Responder::start(answers_on_stdout(&mut command), settings, converse).map(Self).map_err(ChildError::Start)
+        let responder = Responder::start(answers_on_stdout(&mut command), settings, converse);
+        responder.map(|responder| Self { responder }).map_err(ChildError::Start)
     }
 
     /// Sends a message and waits for the answer, at most for `limit`. The program is unusable after an error.
     pub fn call(&mut self, message: Message, tensor_path: TensorPath, limit: Duration) -> Result<Message, ChildError> {
-        Ok(self.0.ask(Request { message, tensor_path }, limit)?)
+        Ok(self.responder.ask(Request { message, tensor_path }, limit)?)
     }
 }
 
@@ -110,18 +113,19 @@ fn place_in_shared_memory(
     }
 }
 
-/// Replaces a region that is too small or that still has parts of an answer in use.
+/// Copies tensors into the region of shared memory. Replaces a region that is too small, or of which parts of an answer
+/// are still in use. Returns the offsets of the tensors and the description of the region.
 fn copy_to_shared_memory(
     shared_memory: &mut Option<Arc<SharedMemory>>,
     tensors: &[(String, Tensor)],
 ) -> std::io::Result<(Vec<u64>, Json)> {
     let needed = SharedMemory::needed(tensors);
-    let mut own = match shared_memory.take().and_then(Arc::into_inner) {
-        Some(own) if own.bytes() >= needed => own,
+    let mut region = match shared_memory.take().and_then(Arc::into_inner) {
+        Some(region) if region.bytes() >= needed => region,
         _ => SharedMemory::new(needed)?,
     };
-    let offsets = own.copy_in(tensors);
-    let shared = json!({ "path": own.path(), "bytes": own.bytes(), "id": own.id() });
-    *shared_memory = Some(Arc::new(own));
+    let offsets = region.copy_in(tensors);
+    let shared = json!({ "path": region.path(), "bytes": region.bytes(), "id": region.id() });
+    *shared_memory = Some(Arc::new(region));
     Ok((offsets, shared))
 }

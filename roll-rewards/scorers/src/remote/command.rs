@@ -95,6 +95,7 @@ impl Program {
         Ok(Self { config, directory, process: None, tensor_path: TensorPath::Pipe })
     }
 
+    /// The error of a call that failed after the last allowed start.
     fn no_answer(&self, call: &'static str, starts: u32, source: ChildError) -> Error {
         let fault = if matches!(source, ChildError::Start(_)) { Fault::User } else { Fault::Failure };
         Error::component(fault, NoAnswer { command: self.config.command.join(" "), call, starts, source })
@@ -106,7 +107,8 @@ impl Program {
         let header = json!({ "call": "hello", "version": VERSION, "options": self.config.options });
         let limit = Duration::from_secs_f64(self.config.start_timeout);
         let answer = process.call((header, Vec::new()), TensorPath::Pipe, limit)?;
-        let accepts_shared_memory = answer.0.get("shared") == Some(&Json::Bool(true));
+        let (answer_header, _) = &answer;
+        let accepts_shared_memory = answer_header.get("shared") == Some(&Json::Bool(true));
         self.tensor_path = if self.config.shared_memory && accepts_shared_memory {
             TensorPath::SharedMemory
         } else {
@@ -119,7 +121,10 @@ impl Program {
     fn try_call(&mut self, header: &Json, tensors: &[(String, Tensor)]) -> std::result::Result<Message, ChildError> {
         let mut process = match self.process.take() {
             Some(process) => process,
-            None => self.start()?.0,
+            None => {
+                let (process, _) = self.start()?;
+                process
+            }
         };
         let message = (header.clone(), tensors.to_vec());
         let answer = process.call(message, self.tensor_path, Duration::from_secs_f64(self.config.timeout))?;

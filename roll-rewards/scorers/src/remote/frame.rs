@@ -90,7 +90,7 @@ const NONFINITE: [&str; 3] = ["-Infinity", "Infinity", "NaN"];
 
 /// A header in which every number of [`NONFINITE`] is put into quotation marks.
 fn quoted_nonfinite(header: &[u8]) -> Vec<u8> {
-    let (mut quoted, mut at, mut in_string) = (Vec::with_capacity(header.len() + 16), 0, false);
+    let (mut quoted, mut at, mut in_string) = (Vec::with_capacity(header.len()), 0, false);
     while let Some(&byte) = header.get(at) {
         let word = NONFINITE.iter().find(|word| !in_string && header[at..].starts_with(word.as_bytes()));
         let length = match (word, byte) {
@@ -130,34 +130,13 @@ pub fn read<T: for<'a> Deserialize<'a>>(
     read_with(input, max_bytes, None)
 }
 
-/// Like [`read`], but tensors may also lie in `shared_memory`. Such tensors keep the shared memory alive.
+/// Reads a frame like [`read`], but tensors may also lie in `shared_memory`. Such tensors keep the shared memory alive.
 pub fn read_with<T: for<'a> Deserialize<'a>>(
     input: &mut impl BufRead,
     max_bytes: usize,
     shared_memory: Option<&Arc<SharedMemory>>,
 ) -> Result<(T, Vec<(String, Tensor)>), FrameError> {
-    // Checks the bytes that are already available before it waits for more, because a program that only printed a word
-    // may never write the eight bytes of a frame's beginning.
-    let available = input.fill_buf()?;
-    let compared = available.len().min(MAGIC.len());
-    if available[..compared] != MAGIC[..compared] {
-        return Err(not_a_frame(&available[..available.len().min(MAX_QUOTE)]));
-    }
-    let (mut magic, mut length) = ([0; 4], [0; 4]);
-    input.read_exact(&mut magic)?;
-    if magic != MAGIC {
-        return Err(not_a_frame(&magic));
-    }
-    input.read_exact(&mut length)?;
-    let length = u32::from_le_bytes(length) as usize;
-    if length > MAX_HEADER {
-        return Err(FrameError::NotAFrame(format!("a header of {length} bytes, more than {MAX_HEADER}")));
-    }
-    let mut header_bytes = vec![0; length];
-    input.read_exact(&mut header_bytes)?;
-    let header: Header<T> = serde_json::from_slice(&header_bytes)
-        .or_else(|_| serde_json::from_slice(&quoted_nonfinite(&header_bytes)))
-        .map_err(|e| FrameError::NotAFrame(format!("a header that makes no sense: {e}")))?;
+    let header: Header<T> = read_header(input)?;
     let mut tensors = Vec::new();
     let mut remaining = max_bytes;
     for TensorEntry { name, dtype, shape, at } in header.tensors {
@@ -184,6 +163,32 @@ pub fn read_with<T: for<'a> Deserialize<'a>>(
         tensors.push((name, tensor));
     }
     Ok((header.body, tensors))
+}
+
+/// Reads the beginning of a frame up to the end of its header.
+fn read_header<T: for<'a> Deserialize<'a>>(input: &mut impl BufRead) -> Result<Header<T>, FrameError> {
+    // Checks the bytes that are already available before it waits for more, because a program that only printed a word
+    // may never write the eight bytes of a frame's beginning.
+    let available = input.fill_buf()?;
+    let compared = available.len().min(MAGIC.len());
+    if available[..compared] != MAGIC[..compared] {
+        return Err(not_a_frame(&available[..available.len().min(MAX_QUOTE)]));
+    }
+    let (mut magic, mut length) = ([0; 4], [0; 4]);
+    input.read_exact(&mut magic)?;
+    if magic != MAGIC {
+        return Err(not_a_frame(&magic));
+    }
+    input.read_exact(&mut length)?;
+    let length = u32::from_le_bytes(length) as usize;
+    if length > MAX_HEADER {
+        return Err(FrameError::NotAFrame(format!("a header of {length} bytes, more than {MAX_HEADER}")));
+    }
+    let mut header_bytes = vec![0; length];
+    input.read_exact(&mut header_bytes)?;
+    serde_json::from_slice(&header_bytes)
+        .or_else(|_| serde_json::from_slice(&quoted_nonfinite(&header_bytes)))
+        .map_err(|e| FrameError::NotAFrame(format!("a header that makes no sense: {e}")))
 }
 
 /// Reads the next `bytes` bytes of `input`. A header may promise bytes that are never sent; these take no memory,

@@ -80,7 +80,7 @@ pub struct RemoteReward<T> {
     on_error: OnError,
     frames: Frames,
     name: String,
-    differentiable: bool,
+    is_differentiable: bool,
     reads_reference: bool,
 }
 
@@ -91,14 +91,14 @@ impl<T: Transport> RemoteReward<T> {
         frames.check()?;
         let (name, on_error) = (name.into(), OnError::default());
         let mut reward =
-            Self { transport, on_missing, on_error, frames, name, differentiable: false, reads_reference: true };
+            Self { transport, on_missing, on_error, frames, name, is_differentiable: false, reads_reference: true };
         let hello = reward.transport.hello()?;
         let (hello, _) = reward.accept("hello", hello)?;
         if let Some(name) = hello.get("name").and_then(Json::as_str) {
             reward.name = name.into();
         }
         let flag = |key: &str| hello.get(key).and_then(Json::as_bool);
-        reward.differentiable = flag("differentiable").unwrap_or(false);
+        reward.is_differentiable = flag("differentiable").unwrap_or(false);
         reward.reads_reference = flag("reads_reference").unwrap_or(true);
         Ok(reward)
     }
@@ -113,7 +113,8 @@ impl<T: Transport> RemoteReward<T> {
     fn ask(&mut self, call: &'static str, mut header: Json, tensors: &[(String, Tensor)]) -> Result<Message> {
         header["call"] = call.into();
         let answer = self.transport.ask(call, header, tensors)?;
-        match (problem(&answer.0), self.on_error) {
+        let (answer_header, _) = &answer;
+        match (problem(answer_header), self.on_error) {
             (Some(problem), OnError::Skip) => {
                 let peer = self.transport.peer();
                 tracing::warn!(
@@ -128,7 +129,8 @@ impl<T: Transport> RemoteReward<T> {
 
     /// Returns the answer, or fails if the answer is an error.
     fn accept(&self, call: &'static str, answer: Message) -> Result<Message> {
-        match problem(&answer.0) {
+        let (answer_header, _) = &answer;
+        match problem(answer_header) {
             None => Ok(answer),
             Some(problem) => {
                 let error = AnswerError::Failed { peer: self.transport.peer(), call, problem };
@@ -190,7 +192,7 @@ impl<T: Transport> RewardScorer for RemoteReward<T> {
     }
 
     fn differentiable(&self) -> bool {
-        self.differentiable
+        self.is_differentiable
     }
 
     fn reads_reference(&self) -> bool {
@@ -210,8 +212,8 @@ impl<T: Transport> RewardScorer for RemoteReward<T> {
     }
 
     fn score(&mut self, video: &Video, prompt: &str, target: &Target, grad: Grad) -> Result<(Score, Option<Pullback>)> {
-        let record = grad.is_on() && self.differentiable;
-        let mut header = json!({ "fps": video.fps(), "prompt": prompt, "record": record });
+        let wants_gradient = grad.is_on() && self.is_differentiable;
+        let mut header = json!({ "fps": video.fps(), "prompt": prompt, "record": wants_gradient });
         if !target.columns.is_empty() {
             header["columns"] = json!(*target.columns);
         }
@@ -235,7 +237,7 @@ impl<T: Transport> RewardScorer for RemoteReward<T> {
                 let details = answer.get("details").and_then(Json::as_object).into_iter().flatten();
                 let details: BTreeMap<String, f64> =
                     details.filter_map(|(k, v)| Some((k.clone(), v.as_f64()?))).collect();
-                let pullback = if record { Some(self.pullback(tensors, &frames, video)?) } else { None };
+                let pullback = if wants_gradient { Some(self.pullback(tensors, &frames, video)?) } else { None };
                 Ok((Score::Value { value, details }, pullback))
             }
             None => Err(self.invalid("score", "it holds no `score`".into())),

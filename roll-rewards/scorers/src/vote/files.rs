@@ -22,6 +22,9 @@ pub const MAX_CLIPS: usize = 9;
 /// Greatest size of a file of a question or an answer in bytes.
 const MAX_JSON: u64 = 1 << 20;
 
+/// Number of hexadecimal digits of an id.
+const ID_DIGITS: usize = 64;
+
 /// A question about clips.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -179,7 +182,7 @@ impl Votes {
     /// The path of a file. Fails if `id` is not a hash, or if a part of the path is a link.
     fn path(&self, folder: &str, id: &str, extension: &str) -> Result<PathBuf> {
         if !is_id(id) {
-            return Err(Error::Unsupported("expected an id of 64 hexadecimal digits".into()));
+            return Err(Error::Unsupported(format!("expected an id of {ID_DIGITS} hexadecimal digits")));
         }
         let path = self.0.join("votes").join(folder).join(format!("{id}.{extension}"));
         refuse_links(&self.0, &path)?;
@@ -189,14 +192,16 @@ impl Votes {
 
 /// Whether a text is a hash in lower-case hexadecimal.
 fn is_id(text: &str) -> bool {
-    text.len() == 64 && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
+    text.len() == ID_DIGITS && text.bytes().all(|byte| matches!(byte, b'0'..=b'9' | b'a'..=b'f'))
 }
 
+/// Reads a JSON file of a question or an answer.
 fn parse<T: DeserializeOwned>(path: &Path) -> Result<T> {
     let bytes = read(path, MAX_JSON).map_err(Error::file("read", path))?;
     serde_json::from_slice(&bytes).map_err(|error| Error::bad_file(path, error.to_string()))
 }
 
+/// Writes a JSON file of a question or an answer.
 fn write(path: &Path, value: &impl Serialize) -> Result<()> {
     create_parent(path)?;
     write_atomically(path, &serde_json::to_vec(value).map_err(Error::failed("writing a vote"))?)

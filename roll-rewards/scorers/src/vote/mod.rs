@@ -54,10 +54,10 @@ impl Default for VoteConfig {
 pub struct Vote {
     config: VoteConfig,
     run_dir: Arc<OnceLock<PathBuf>>,
-    /// When it was last logged that the run waits.
-    reported: Option<Instant>,
+    /// The time at which it was last logged that the run waits.
+    logged_at: Option<Instant>,
     /// Questions whose invalid answer was logged.
-    invalid: BTreeSet<String>,
+    logged_invalid: BTreeSet<String>,
 }
 
 impl Vote {
@@ -70,7 +70,7 @@ impl Vote {
             let problem = format!("the reward `vote` waits for people on one rank, found {ranks}; set `ranks: 1`");
             return Err(Error::config("ranks", problem));
         }
-        Ok(Self { config, run_dir: context.run_dir.clone(), reported: None, invalid: BTreeSet::new() })
+        Ok(Self { config, run_dir: context.run_dir.clone(), logged_at: None, logged_invalid: BTreeSet::new() })
     }
 
     /// Waits for the answers to the questions with these `ids`. Returns for each the position of the chosen clip, or
@@ -80,7 +80,7 @@ impl Vote {
             let answers = ids.iter().map(|id| votes.answer(id)).collect::<Result<Vec<_>>>()?;
             for (id, answer) in ids.iter().zip(&answers) {
                 if let Answer::Invalid(problem) = answer
-                    && self.invalid.insert(id.clone())
+                    && self.logged_invalid.insert(id.clone())
                 {
                     tracing::warn!("{problem}: this is no vote, and the question stays open");
                 }
@@ -94,9 +94,9 @@ impl Vote {
                 return Err(Error::Interrupted);
             }
             let waiting = format!("waiting for {open} vote{}", if open == 1 { "" } else { "s" });
-            if self.reported.is_none_or(|reported| reported.elapsed() > REMINDER) {
+            if self.logged_at.is_none_or(|time| time.elapsed() > REMINDER) {
                 tracing::info!("{waiting}: answer with `roll watch --vote {}`", shell_quoted(&votes.0));
-                self.reported = Some(Instant::now());
+                self.logged_at = Some(Instant::now());
             }
             progress.phase(&waiting);
             std::thread::sleep(POLL);
@@ -145,8 +145,9 @@ impl RewardScorer for Vote {
         let run = self.run_dir.get().ok_or_else(|| Error::Misuse("the reward `vote` is used outside a run".into()))?;
         let votes = Votes(run.clone());
         let clips = videos.iter().map(|video| votes.keep_clip(video)).collect::<Result<Vec<_>>>()?;
-        let keep = |(picture, video): (&Tensor, &Video)| votes.keep_clip(&Video::new(picture.clone(), video.fps())?);
-        let reference = target.tensors.get(PICTURE).zip(videos.first()).map(keep).transpose()?;
+        let keep_picture =
+            |(picture, video): (&Tensor, &Video)| votes.keep_clip(&Video::new(picture.clone(), video.fps())?);
+        let reference = target.tensors.get(PICTURE).zip(videos.first()).map(keep_picture).transpose()?;
         let shown = comparisons(videos.len(), self.config.clips);
         let ask = |shown_videos: &Vec<usize>| {
             let clips = shown_videos.iter().map(|i| clips[*i].clone()).collect();

@@ -11,8 +11,9 @@ use config::{Value, ValueKind};
 
 use super::super::yaml::{Map, place};
 use super::agentic_table::{
-    ALGO, ALGORITHM, CONCURRENT, DEFAULTS, ENVIRONMENTS, GENERATION, HISTORY, MODEL, OWN_MESSAGES, POLICY_GRADIENT,
-    PPO_WORKER, SAME, SECTIONS, SEVERAL, STEP_MANAGER, TURNS, WITHOUT_EFFECT, fits,
+    AGENT_KEYS, ALGORITHM, ALGORITHM_OPTIONS, DEFAULT_TAG, DEFAULTS, ENVIRONMENTS, HISTORY_LENGTH, LORA_RANK,
+    MAX_CONCURRENT, MIXED, MODEL, OWN_MESSAGES_ENV, POLICY_GRADIENT, PPO_WORKER, ROLLOUT_BATCH_SIZE, SAMPLING,
+    SECTIONS, STEP_MANAGER, UNCHANGED, WITHOUT_EFFECT, matches_pattern,
 };
 use super::tree::{ReferenceTree, TranslatedTree};
 use super::{
@@ -20,6 +21,9 @@ use super::{
     strategy, whole,
 };
 use roll_core::{Error, Result};
+
+/// ROLL's block of the model's options.
+const MODEL_ARGS: &str = "actor_train.model_args";
 
 /// Whether a configuration of ROLL is for its agentic pipeline.
 pub fn is_agentic(from: &ReferenceTree) -> bool {
@@ -29,21 +33,23 @@ pub fn is_agentic(from: &ReferenceTree) -> bool {
 /// The configuration in this project's keys, and notes for the user.
 pub fn translate(path: &Path, mut from: ReferenceTree) -> Result<(Map, Vec<String>)> {
     let (mut to, mut notes) = (TranslatedTree::new(), Vec::new());
-    copy_keys(&mut from, &mut to, SAME);
-    for key in ALGO.split_whitespace() {
+    copy_keys(&mut from, &mut to, UNCHANGED);
+    for key in ALGORITHM_OPTIONS.split_whitespace() {
         copy_keys(&mut from, &mut to, &[(key, &format!("algo.{key}"))]);
     }
     policy_gradient(&mut from, &mut to);
-    filters(&mut to);
+    disable_filters_by_default(&mut to);
     steps(path, &mut from, &mut to)?;
     model(path, &mut from, &mut to)?;
     betas(&mut from, &mut to);
     precision(&mut from, &mut to);
-    generation(&mut from, &mut to);
+    sampling(&mut from, &mut to);
     environments(path, &mut from, &mut to, &mut notes)?;
     fill_defaults(&mut to, DEFAULTS);
     groups(path, &mut from, &mut to)?;
-    updates(path, &mut from, &mut to, &mut notes)?;
+    mini_batch(path, &mut from, &mut to)?;
+    generation_ahead(path, &mut from, &mut to, &mut notes);
+    warmup(&mut from, &mut to);
     train_strategy(&mut from, &mut to);
     to.put("algo.name", constant(ALGORITHM));
     to.put("model.name", constant(MODEL));
@@ -57,8 +63,8 @@ pub fn translate(path: &Path, mut from: ReferenceTree) -> Result<(Map, Vec<Strin
     Ok((to.into_map(), notes))
 }
 
-/// Translates the form of the policy gradient, unless the configuration has ROLL's usual worker, which does not read
-/// it.
+/// Translates the form of the policy gradient, if the configuration names another worker than ROLL's usual one, which
+/// does not read it.
 fn policy_gradient(from: &mut ReferenceTree, to: &mut TranslatedTree) {
     let class = from.get("actor_train.worker_cls").and_then(|class| class.clone().into_string().ok());
     if class.is_some_and(|class| !class.ends_with(PPO_WORKER)) {
@@ -66,8 +72,8 @@ fn policy_gradient(from: &mut ReferenceTree, to: &mut TranslatedTree) {
     }
 }
 
-/// Turns off filters of the correction that have no `enabled`, as in ROLL.
-fn filters(to: &mut TranslatedTree) {
+/// Turns off the filters of `train_infer_correction` that have no `enabled`, as in ROLL.
+fn disable_filters_by_default(to: &mut TranslatedTree) {
     let key = "algo.train_infer_correction.filters";
     let Some(mut value) = to.get(key).cloned() else { return };
     if let ValueKind::Array(filters) = &mut value.kind {
@@ -95,53 +101,69 @@ fn steps(path: &Path, from: &mut ReferenceTree, to: &mut TranslatedTree) -> Resu
     Ok(())
 }
 
-/// Translates what is trained: adapters if their targets are named, all weights otherwise, as in ROLL.
+/// Translates which weights of the model are trained, and whether gradients are checkpointed. Fails for a model of text
+/// and pictures.
 fn model(path: &Path, from: &mut ReferenceTree, to: &mut TranslatedTree) -> Result<()> {
+    refuse_vision(path, to)?;
+    trained_weights(from, to);
+    if let Some(disable) = from.take(&format!("{MODEL_ARGS}.disable_gradient_checkpointing")) {
+        let is_checkpointing = !matches!(disable.kind, ValueKind::Boolean(true));
+        to.put("model.use_gradient_checkpointing", Value::new(origin(&disable).as_ref(), is_checkpointing));
+    }
+    Ok(())
+}
+
+/// Fails if the name of the model says that it is a vision-language model.
+fn refuse_vision(path: &Path, to: &TranslatedTree) -> Result<()> {
+    // `UNCHANGED` has copied ROLL's `pretrain` to this key.
     let pretrain = to.get("model.model_path").and_then(|name| name.clone().into_string().ok()).unwrap_or_default();
+    // The names of vision-language models have a part `VL`: `Qwen2.5-VL-3B-Instruct`.
     if pretrain.split(['-', '_', '/']).any(|part| part.eq_ignore_ascii_case("vl")) {
         let problem = format!(
             "`pretrain: {pretrain}` is a model of text and pictures; models of text alone are here (docs/src/agents.md)"
         );
         return Err(Error::bad_file(path, problem));
     }
-    let args = "actor_train.model_args";
-    match from.take(&format!("{args}.lora_target")).filter(|v| v.kind != ValueKind::Nil) {
-        Some(targets) => {
-            if !matches!(&targets.kind, ValueKind::String(text) if text == "all-linear") {
-                to.put("model.lora_target_modules", targets);
-            }
-            // ROLL's defaults: rank 8, and twice the rank as alpha.
-            let rank = from.take(&format!("{args}.lora_rank")).unwrap_or_else(|| constant(8u64));
-            if !to.has("model.lora_alpha") {
-                to.put("model.lora_alpha", constant(2 * whole(&rank).unwrap_or(8)));
-            }
-            to.put("model.lora_rank", rank);
-        }
-        None => to.put("model.lora_rank", constant(0u64)),
-    }
-    if let Some(disable) = from.take(&format!("{args}.disable_gradient_checkpointing")) {
-        let checkpointing = !matches!(disable.kind, ValueKind::Boolean(true));
-        to.put("model.use_gradient_checkpointing", Value::new(origin(&disable).as_ref(), checkpointing));
-    }
     Ok(())
 }
 
-/// Translates how answers are drawn. Values of `actor_infer` hold for training and validation, as in ROLL.
-fn generation(from: &mut ReferenceTree, to: &mut TranslatedTree) {
+/// Translates what is trained: adapters if their targets are named, all weights otherwise, as in ROLL.
+fn trained_weights(from: &mut ReferenceTree, to: &mut TranslatedTree) {
+    match from.take(&format!("{MODEL_ARGS}.lora_target")).filter(|targets| targets.kind != ValueKind::Nil) {
+        Some(targets) => {
+            // All linear layers are the default here.
+            if !matches!(&targets.kind, ValueKind::String(text) if text == "all-linear") {
+                to.put("model.lora_target_modules", targets);
+            }
+            let rank = from.take(&format!("{MODEL_ARGS}.lora_rank")).unwrap_or_else(|| constant(LORA_RANK));
+            if !to.has("model.lora_alpha") {
+                // ROLL's default: twice the rank.
+                to.put("model.lora_alpha", constant(2 * whole(&rank).unwrap_or(LORA_RANK)));
+            }
+            to.put("model.lora_rank", rank);
+        }
+        // Rank 0: all weights are trained.
+        None => to.put("model.lora_rank", constant(0u64)),
+    }
+}
+
+/// Translates how answers are sampled. If `actor_infer` has `generating_args`, these hold for training and validation,
+/// as in ROLL.
+fn sampling(from: &mut ReferenceTree, to: &mut TranslatedTree) {
     let shared = "actor_infer.generating_args";
     let has_shared = from.get(shared).is_some();
     let [training, validation] = ["train_env_manager", "val_env_manager"]
         .map(|section| if has_shared { shared.to_string() } else { format!("{section}.generating_args") });
-    for (theirs, ours, of_validation) in GENERATION {
+    for (theirs, ours_in_training, ours_in_validation) in SAMPLING {
         if let Some(value) = from.take(&format!("{training}.{theirs}")) {
             // vLLM's `top_k: -1` means all tokens, which is 0 here.
             let is_all = matches!(value.kind, ValueKind::I64(-1)) && *theirs == "top_k";
-            to.put(ours, if is_all { Value::new(origin(&value).as_ref(), 0u64) } else { value });
+            to.put(ours_in_training, if is_all { Value::new(origin(&value).as_ref(), 0u64) } else { value });
         }
-        if let Some(ours) = of_validation
+        if let Some(ours_in_validation) = ours_in_validation
             && let Some(value) = from.take(&format!("{validation}.{theirs}"))
         {
-            to.put(ours, value);
+            to.put(ours_in_validation, value);
         }
     }
     if let Some(limit) = from.take(&format!("{training}.max_new_tokens")) {
@@ -152,49 +174,61 @@ fn generation(from: &mut ReferenceTree, to: &mut TranslatedTree) {
 /// Translates the entries of `custom_envs` that the tags of training and validation name. One environment becomes
 /// `env`; several become the worlds of the environment `mixed`.
 fn environments(path: &Path, from: &mut ReferenceTree, to: &mut TranslatedTree, notes: &mut Vec<String>) -> Result<()> {
-    let trained = tags(path, from, "train_env_manager")?;
-    let validated = tags(path, from, "val_env_manager")?;
+    let training_tags = tags(path, from, "train_env_manager")?;
+    let validation_tags = tags(path, from, "val_env_manager")?;
     let mut played: Vec<String> = Vec::new();
-    for tag in trained.iter().chain(&validated) {
+    for tag in training_tags.iter().chain(&validation_tags) {
         if !played.contains(tag) {
             played.push(tag.clone());
         }
     }
-    let mut worlds = Map::new();
-    for tag in &played {
-        worlds.insert(tag.clone(), environment(path, from, tag)?);
-    }
-    match (played.len(), worlds.values().next()) {
-        (1, Some(one)) => to.put("env", one.clone()),
-        _ => {
-            to.put("env.name", constant(SEVERAL));
-            to.put("env.worlds", constant(ValueKind::Table(worlds)));
-            for (section, tags, ours) in [("train_env_manager", &trained, ""), ("val_env_manager", &validated, "val_")]
-            {
-                let list = tags.iter().map(|tag| Value::from(tag.as_str())).collect();
-                to.put(&format!("algo.{ours}tags"), constant(ValueKind::Array(list)));
-                if let Some(shares) = from.take(&format!("{section}.num_groups_partition")) {
-                    to.put(&format!("algo.{ours}num_groups_partition"), shares);
-                }
-            }
+    if let [only_tag] = played.as_slice() {
+        let only_environment = environment(path, from, only_tag)?;
+        to.put("env", only_environment);
+    } else {
+        let mut worlds = Map::new();
+        for tag in &played {
+            worlds.insert(tag.clone(), environment(path, from, tag)?);
         }
+        to.put("env.name", constant(MIXED));
+        to.put("env.worlds", constant(ValueKind::Table(worlds)));
+        mixture(from, to, "train_env_manager", &training_tags, "algo.");
+        mixture(from, to, "val_env_manager", &validation_tags, "algo.val_");
     }
-    turns(path, from, to, &played, notes);
+    agent_keys(path, from, to, &played, notes);
     Ok(())
 }
 
-/// Translates the agent's keys in the entries of the environments `played`. Here these keys hold for all environments,
-/// so that the first value counts, with a note if others differ.
-fn turns(path: &Path, from: &mut ReferenceTree, to: &mut TranslatedTree, played: &[String], notes: &mut Vec<String>) {
-    for (theirs, ours) in TURNS {
+/// Translates which worlds of a mixed environment a section of ROLL plays, and in which shares. Our keys begin with
+/// `prefix`.
+fn mixture(from: &mut ReferenceTree, to: &mut TranslatedTree, section: &str, tags: &[String], prefix: &str) {
+    let list = tags.iter().map(|tag| Value::from(tag.as_str())).collect();
+    to.put(&format!("{prefix}tags"), constant(ValueKind::Array(list)));
+    if let Some(shares) = from.take(&format!("{section}.num_groups_partition")) {
+        to.put(&format!("{prefix}num_groups_partition"), shares);
+    }
+}
+
+/// Translates the agent's keys in the entries of the environments `played`. Here such a key has one value for all
+/// environments: the first one counts, and a note says if others differ.
+fn agent_keys(
+    path: &Path,
+    from: &mut ReferenceTree,
+    to: &mut TranslatedTree,
+    played: &[String],
+    notes: &mut Vec<String>,
+) {
+    for (theirs, ours) in AGENT_KEYS {
         let mut values: Vec<Value> = Vec::new();
         for tag in played {
             if is_read(from, tag, theirs) {
                 values.extend(from.take(&format!("custom_envs.{tag}.{theirs}")));
             }
         }
-        // For this key, ROLL's 0 means no limit.
-        values.retain(|value| *theirs != CONCURRENT || !matches!(value.clone().into_uint(), Ok(0)));
+        if *theirs == MAX_CONCURRENT {
+            // ROLL's 0 means no limit, which is the default here.
+            values.retain(|value| !matches!(value.clone().into_uint(), Ok(0)));
+        }
         let Some(first) = values.first().cloned() else { continue };
         if values.iter().any(|value| value.kind != first.kind) {
             notes.push(format!(
@@ -204,17 +238,18 @@ fn turns(path: &Path, from: &mut ReferenceTree, to: &mut TranslatedTree, played:
                 played[0]
             ));
         }
-        // ROLL limits the tokens of an answer twice: the smaller limit holds.
-        let is_below = to.get(ours).and_then(whole).zip(whole(&first)).is_some_and(|(a, b)| a < b);
-        if !is_below {
+        // ROLL limits the tokens of an answer twice. `sampling` has set one limit; the smaller of both holds.
+        let earlier_is_smaller =
+            to.get(ours).and_then(whole).zip(whole(&first)).is_some_and(|(earlier, first)| earlier < first);
+        if !earlier_is_smaller {
             to.put(ours, first);
         }
     }
     for tag in played {
         if prompts_each_turn(from, tag) {
             from.take(&format!("custom_envs.{tag}.env_manager_cls"));
-            if !to.has(HISTORY) {
-                to.put(HISTORY, constant(1u64));
+            if !to.has(HISTORY_LENGTH) {
+                to.put(HISTORY_LENGTH, constant(1u64));
             }
         }
     }
@@ -231,7 +266,7 @@ fn is_read(from: &ReferenceTree, tag: &str, name: &str) -> bool {
     let kind = from.get(&format!("custom_envs.{tag}.env_type")).and_then(|kind| kind.clone().into_string().ok());
     match name {
         "history_length" => prompts_each_turn(from, tag),
-        "agent_template" | "agent_system_template" => kind.as_deref() != Some(OWN_MESSAGES),
+        "agent_template" | "agent_system_template" => kind.as_deref() != Some(OWN_MESSAGES_ENV),
         _ => true,
     }
 }
@@ -239,7 +274,7 @@ fn is_read(from: &ReferenceTree, tag: &str, name: &str) -> bool {
 /// The names of the environments that a section plays.
 fn tags(path: &Path, from: &mut ReferenceTree, section: &str) -> Result<Vec<String>> {
     let key = format!("{section}.tags");
-    let Some(value) = from.take(&key) else { return Ok(vec!["SimpleSokoban".into()]) };
+    let Some(value) = from.take(&key) else { return Ok(vec![DEFAULT_TAG.into()]) };
     let found = match &value.kind {
         ValueKind::Array(items) => items.iter().map(|item| item.clone().into_string().ok()).collect::<Option<Vec<_>>>(),
         _ => None,
@@ -278,7 +313,8 @@ fn environment(path: &Path, from: &mut ReferenceTree, tag: &str) -> Result<Value
 /// how many episodes it plays at the same time.
 fn groups(path: &Path, from: &mut ReferenceTree, to: &mut TranslatedTree) -> Result<()> {
     let size = to.get("algo.group_size").and_then(whole).unwrap_or(1);
-    let episodes = from.take("rollout_batch_size").unwrap_or_else(|| constant(128u64));
+    let episodes = from.take("rollout_batch_size").unwrap_or_else(|| constant(ROLLOUT_BATCH_SIZE));
+    // Taken, so that they are not listed as keys without effect.
     from.take("train_env_manager.num_env_groups");
     from.take("train_env_manager.num_groups_partition");
     from.take("val_env_manager.num_groups_partition");
@@ -294,12 +330,12 @@ fn groups(path: &Path, from: &mut ReferenceTree, to: &mut TranslatedTree) -> Res
     }
 }
 
-/// Translates batches, generation ahead and warm-up. An update of ROLL takes `per_device_train_batch_size *
+/// Translates the number of samples in an update. An update of ROLL takes `per_device_train_batch_size *
 /// gradient_accumulation_steps` samples on each group of devices that holds one copy of the model. An update here takes
 /// the same number in all, on any number of ranks.
-fn updates(path: &Path, from: &mut ReferenceTree, to: &mut TranslatedTree, notes: &mut Vec<String>) -> Result<()> {
-    let train = "actor_train.training_args";
-    let accumulated = from.take(&format!("{train}.gradient_accumulation_steps")).and_then(|v| whole(&v)).unwrap_or(1);
+fn mini_batch(path: &Path, from: &mut ReferenceTree, to: &mut TranslatedTree) -> Result<()> {
+    let accumulation = from.take("actor_train.training_args.gradient_accumulation_steps");
+    let accumulated = accumulation.as_ref().and_then(whole).unwrap_or(1);
     let per_device = to.get("algo.micro_batch_size").and_then(whole).unwrap_or(1);
     let (devices, mapping) = devices(path, from)?;
     let config = "actor_train.strategy_args.strategy_config";
@@ -310,33 +346,39 @@ fn updates(path: &Path, from: &mut ReferenceTree, to: &mut TranslatedTree, notes
     let copies = (devices / devices_per_copy.max(1)).max(1);
     let mini_batch = per_device.saturating_mul(accumulated).saturating_mul(copies);
     to.put("algo.mini_batch_size", Value::new(Some(&mapping.unwrap_or_else(|| ORIGIN.to_string())), mini_batch));
-
-    // ROLL may generate any number of steps ahead; this program generates one step ahead or none.
-    if let Some(ratio) = from.take("async_generation_ratio") {
-        let at = origin_or_roll(&ratio);
-        let steps = ratio.into_float().unwrap_or(0.0);
-        if steps > 0.0 && steps != 1.0 {
-            notes.push(format!(
-                "{}: `async_generation_ratio: {steps}` counts as 1: episodes are played one step ahead",
-                path.display()
-            ));
-        }
-        to.put("algo.async_generation_ratio", Value::new(Some(&at), u64::from(steps > 0.0)));
-    }
-
-    // ROLL's learning-rate schedule counts updates, ours counts steps of several updates.
-    let number = |to: &TranslatedTree, key: &str| to.get(key).and_then(whole).unwrap_or(1);
-    let episodes = number(to, "algo.num_env_groups") * number(to, "algo.group_size");
-    let updates_per_step = (number(to, "algo.ppo_epochs") * episodes.div_ceil(mini_batch)).max(1);
-    let ratio = from.take(&format!("{train}.warmup_ratio"));
-    let warmup = from.take(&format!("{train}.warmup_steps"));
-    if let Some((warmup, updates)) = warmup.and_then(|warmup| whole(&warmup).map(|updates| (warmup, updates))) {
-        to.put("training.warmup_steps", Value::new(Some(&origin_or_roll(&warmup)), updates.div_ceil(updates_per_step)));
-    } else if let Some(ratio) = ratio.and_then(|r| r.into_float().ok()).filter(|r| *r > 0.0) {
-        let steps = number(to, "steps") as f64 * ratio;
-        to.put("training.warmup_steps", constant(steps.ceil() as u64));
-    }
     Ok(())
+}
+
+/// Translates how many steps ahead episodes are played: any number in ROLL, one or none here.
+fn generation_ahead(path: &Path, from: &mut ReferenceTree, to: &mut TranslatedTree, notes: &mut Vec<String>) {
+    let Some(ratio) = from.take("async_generation_ratio") else { return };
+    let ratio_origin = origin_or_roll(&ratio);
+    let steps_ahead = ratio.into_float().unwrap_or(0.0);
+    if steps_ahead > 0.0 && steps_ahead != 1.0 {
+        notes.push(format!(
+            "{}: `async_generation_ratio: {steps_ahead}` counts as 1: episodes are played one step ahead",
+            path.display()
+        ));
+    }
+    to.put("algo.async_generation_ratio", Value::new(Some(&ratio_origin), u64::from(steps_ahead > 0.0)));
+}
+
+/// Translates the warm-up of the learning rate. ROLL's schedule counts updates, ours counts steps of several updates.
+fn warmup(from: &mut ReferenceTree, to: &mut TranslatedTree) {
+    let number = |key: &str| to.get(key).and_then(whole).unwrap_or(1);
+    let episodes = number("algo.num_env_groups") * number("algo.group_size");
+    let updates_per_step = (number("algo.ppo_epochs") * episodes.div_ceil(number("algo.mini_batch_size"))).max(1);
+    let steps = number("steps");
+    let ratio = from.take("actor_train.training_args.warmup_ratio");
+    let warmup = from.take("actor_train.training_args.warmup_steps");
+    let warmup_updates = warmup.as_ref().and_then(whole);
+    if let (Some(warmup), Some(updates)) = (warmup, warmup_updates) {
+        let warmup_steps = Value::new(Some(&origin_or_roll(&warmup)), updates.div_ceil(updates_per_step));
+        to.put("training.warmup_steps", warmup_steps);
+    } else if let Some(ratio) = ratio.and_then(|ratio| ratio.into_float().ok()).filter(|ratio| *ratio > 0.0) {
+        let warmup_steps = (steps as f64 * ratio).ceil() as u64;
+        to.put("training.warmup_steps", constant(warmup_steps));
+    }
 }
 
 /// Translates the strategy. DeepSpeed's options keep their meaning. Megatron's distributed optimizer becomes ZeRO stage
@@ -361,22 +403,26 @@ fn without_effect(path: &Path, from: &ReferenceTree) -> Option<String> {
     }
     let mut by_reason: BTreeMap<&str, BTreeSet<String>> = BTreeMap::new();
     for key in &unused {
-        // A whole entry of `custom_envs`.
-        let is_entry = key.strip_prefix("custom_envs.").is_some_and(|tag| !tag.contains('.'));
-        let reason = match is_entry {
-            true => Some("no tag names it"),
-            false => WITHOUT_EFFECT.iter().find(|(pattern, _)| fits(pattern, key)).map(|(_, reason)| *reason),
-        };
-        by_reason.entry(reason.unwrap_or("there is nothing like it")).or_default().insert(of_all_tags(key));
+        by_reason.entry(reason_without_effect(key)).or_default().insert(of_all_tags(key));
     }
-    let keys = |keys: BTreeSet<String>| keys.into_iter().collect::<Vec<_>>().join(", ");
-    let listed = by_reason.into_iter().map(|(reason, its_keys)| format!("{} ({reason})", keys(its_keys)));
+    let joined = |keys: BTreeSet<String>| keys.into_iter().collect::<Vec<_>>().join(", ");
+    let listed = by_reason.into_iter().map(|(reason, keys)| format!("{} ({reason})", joined(keys)));
     let (with, without) = from.counts(path, &unused);
     Some(format!(
         "{}: an agentic configuration of ROLL; {with} keys have an effect here, {without} have none: {}",
         path.display(),
         listed.collect::<Vec<_>>().join("; ")
     ))
+}
+
+/// The reason why a key has no effect here.
+fn reason_without_effect(key: &str) -> &'static str {
+    let is_entry_of_custom_envs = key.strip_prefix("custom_envs.").is_some_and(|rest| !rest.contains('.'));
+    if is_entry_of_custom_envs {
+        return "no tag names it";
+    }
+    let known = WITHOUT_EFFECT.iter().find(|(pattern, _)| matches_pattern(pattern, key));
+    known.map_or("there is nothing like it", |(_, reason)| *reason)
 }
 
 /// A key in one entry of `custom_envs` with `*` for the entry's name, since most entries have the same keys.

@@ -5,7 +5,8 @@
 //! no effect here are listed in a note.
 //!
 //! Apart from the defaults of [`RunConfig`](super::RunConfig), this is the only module of this crate that knows
-//! components by name: a configuration of ROLL does not name them as ours do. The names and keys are in the tables.
+//! components by name, because a configuration of ROLL does not name them as ours do. The names and keys are in
+//! `table.rs` and `agentic_table.rs`.
 
 mod agentic;
 mod agentic_table;
@@ -19,13 +20,17 @@ use config::{Value, ValueKind};
 use super::yaml::{Map, parse_value, place};
 use roll_core::{Error, Result};
 use table::{
-    ALGORITHM, CONFIG_KWARGS, DEFAULTS, LORA, NETWORK, REWARD, REWARD_CHANNELS, REWARD_PATH, SAME, SECTIONS, STRATEGY,
-    ZERO, ZERO_BLOCK,
+    ALGORITHM, CONFIG_KWARGS, DEFAULTS, LORA_KEYS, NETWORK, REWARD, REWARD_CHANNELS, REWARD_PATH, SECTIONS, STRATEGY,
+    UNCHANGED, ZERO_BLOCK, ZERO_KEYS,
 };
 use tree::{ReferenceTree, TranslatedTree};
 
 /// Origin of values that ROLL's code implies.
 const ORIGIN: &str = "as in ROLL";
+/// Origin of values that are defaults of ROLL's options.
+const ROLL_DEFAULT: &str = "ROLL's default";
+/// Bound of the numbers of epochs that are converted from a float, far below the integers that a float rounds.
+const MAX_EPOCHS: f64 = 1e9;
 
 /// Whether a mapping is a configuration of ROLL.
 pub(super) fn is_reference(map: &Map) -> bool {
@@ -47,7 +52,7 @@ pub(super) fn translate(path: &Path, map: Map, ranks: usize) -> Result<(Map, Vec
     }
     let mut to = TranslatedTree::new();
     let mut notes = Vec::new();
-    copy_keys(&mut from, &mut to, SAME);
+    copy_keys(&mut from, &mut to, UNCHANGED);
     network(&mut from, &mut to);
     limits(path, &mut from, &mut to)?;
     betas(&mut from, &mut to);
@@ -87,8 +92,10 @@ fn copy_keys(from: &mut ReferenceTree, to: &mut TranslatedTree, keys: &[(&str, &
 fn fill_defaults(to: &mut TranslatedTree, defaults: &[(&str, &str)]) {
     for (key, default) in defaults {
         if !to.has(key) {
-            let origin = "ROLL's default";
-            to.put(key, parse_value(default, origin).unwrap_or_else(|_| Value::new(Some(&origin.into()), *default)));
+            // The defaults in the tables are valid YAML. A text that is not would be taken as it is.
+            let value = parse_value(default, ROLL_DEFAULT)
+                .unwrap_or_else(|_| Value::new(Some(&ROLL_DEFAULT.to_string()), *default));
+            to.put(key, value);
         }
     }
 }
@@ -96,18 +103,20 @@ fn fill_defaults(to: &mut TranslatedTree, defaults: &[(&str, &str)]) {
 /// Translates network, trajectory and LoRA. Without `lora_base_model` ROLL trains every weight of `trainable_models`,
 /// and reads none of the keys about LoRA.
 fn network(from: &mut ReferenceTree, to: &mut TranslatedTree) {
-    let base = format!("{CONFIG_KWARGS}.lora_base_model");
-    let is_empty = |value: &Value| {
-        matches!(&value.kind, ValueKind::Nil) || matches!(&value.kind, ValueKind::String(s) if s.is_empty())
+    let base_key = format!("{CONFIG_KWARGS}.lora_base_model");
+    let is_empty = |value: &Value| match &value.kind {
+        ValueKind::Nil => true,
+        ValueKind::String(text) => text.is_empty(),
+        _ => false,
     };
-    let has_lora = from.get(&base).is_some_and(|value| !is_empty(value));
+    let has_lora = from.get(&base_key).is_some_and(|value| !is_empty(value));
     if !has_lora {
-        // Taken, so that an empty value is not listed as one without effect.
-        from.take(&base);
+        // Taken, so that the empty key is not listed as one without effect.
+        from.take(&base_key);
         to.put("model.lora_rank", Value::new(Some(&"as in ROLL without `lora_base_model`".to_string()), 0));
     }
     for (theirs, ours) in NETWORK {
-        if (has_lora || !LORA.contains(theirs))
+        if (has_lora || !LORA_KEYS.contains(theirs))
             && let Some(value) = from.take(&format!("{CONFIG_KWARGS}.{theirs}"))
         {
             to.put(ours, value);
@@ -115,13 +124,15 @@ fn network(from: &mut ReferenceTree, to: &mut TranslatedTree) {
     }
 }
 
-/// Translates the length of a run and the number of kept checkpoints. Fails on a checkpoint to resume from.
+/// Translates the length of a run and the number of kept checkpoints. Fails if the configuration names a checkpoint to
+/// resume from.
 fn limits(path: &Path, from: &mut ReferenceTree, to: &mut TranslatedTree) -> Result<()> {
     copy_keys(from, to, &[("max_steps", "max_steps")]);
     checkpoints_to_keep(from, to);
     if let Some(value) = from.take("actor_train.training_args.num_train_epochs") {
         let epochs = match value.kind {
-            ValueKind::Float(epochs) if epochs.fract() == 0.0 && (0.0..1e9).contains(&epochs) => {
+            // ROLL's number of epochs may be written `2.0`; ours is an integer.
+            ValueKind::Float(epochs) if epochs.fract() == 0.0 && (0.0..MAX_EPOCHS).contains(&epochs) => {
                 Value::new(origin(&value).as_ref(), epochs as u64)
             }
             _ => value,
@@ -148,16 +159,14 @@ fn checkpoints_to_keep(from: &mut ReferenceTree, to: &mut TranslatedTree) {
 
 /// Translates the two decay rates of Adam into a list. A rate that is missing gets ROLL's default.
 fn betas(from: &mut ReferenceTree, to: &mut TranslatedTree) {
-    let betas = [("adam_beta1", 0.9), ("adam_beta2", 0.999)]
-        .map(|(key, default)| (from.take(&format!("actor_train.training_args.{key}")), default));
-    if betas.iter().any(|(beta, _)| beta.is_some()) {
-        let first_origin = betas.iter().find_map(|(beta, _)| origin(beta.as_ref()?));
-        let list = betas.map(|(beta, default)| beta.unwrap_or_else(|| constant(default)));
-        to.put("training.betas", Value::new(first_origin.as_ref(), ValueKind::Array(list.into())));
-    }
+    let [beta1, beta2] = ["adam_beta1", "adam_beta2"].map(|key| from.take(&format!("actor_train.training_args.{key}")));
+    let Some(first) = beta1.as_ref().or(beta2.as_ref()) else { return };
+    let list_origin = origin(first);
+    let list = vec![beta1.unwrap_or_else(|| constant(0.9)), beta2.unwrap_or_else(|| constant(0.999))];
+    to.put("training.betas", Value::new(list_origin.as_ref(), ValueKind::Array(list)));
 }
 
-/// Translates the dtype of the frozen weights. Other dtypes than bf16 and f32 have no effect.
+/// Translates the dtype of the frozen weights if it is bf16 or f32. Other dtypes have no effect.
 fn precision(from: &mut ReferenceTree, to: &mut TranslatedTree) {
     let key = "actor_train.model_args.dtype";
     let text = from.get(key).and_then(|value| value.clone().into_string().ok()).unwrap_or_default();
@@ -174,17 +183,18 @@ fn precision(from: &mut ReferenceTree, to: &mut TranslatedTree) {
 /// Translates the path of the reward's networks. ROLL's pipeline has one reward, which it does not name.
 fn reward(from: &mut ReferenceTree, to: &mut TranslatedTree) {
     let Some(path) = from.take(&format!("{CONFIG_KWARGS}.{REWARD_PATH}")) else { return };
-    let (channels, order) = REWARD_CHANNELS;
-    let options = [("name", constant(REWARD)), (REWARD_PATH, path), (channels, constant(order))];
+    let (channels_option, channel_order) = REWARD_CHANNELS;
+    let options = [("name", constant(REWARD)), (REWARD_PATH, path), (channels_option, constant(channel_order))];
     let options: Map = options.into_iter().map(|(key, value)| (key.to_string(), value)).collect();
     to.put("reward", constant(ValueKind::Array(vec![constant(ValueKind::Table(options))])));
 }
 
 /// Translates DeepSpeed's options of ZeRO. A value of `auto` leaves our default.
 fn strategy(from: &mut ReferenceTree, to: &mut TranslatedTree) {
+    // Taken, so that it is not listed as a key without effect: whatever ROLL's strategy, ours is `zero`.
     from.take("actor_train.strategy_args.strategy_name");
     to.put("strategy.name", constant(STRATEGY));
-    for key in ZERO {
+    for key in ZERO_KEYS {
         let theirs = format!("{ZERO_BLOCK}.{key}");
         if from.get(&theirs).is_some_and(|value| !is_auto(value))
             && let Some(value) = from.take(&theirs)
@@ -194,9 +204,10 @@ fn strategy(from: &mut ReferenceTree, to: &mut TranslatedTree) {
     }
 }
 
-/// Translates the batch size. An update of ROLL takes `per_device_train_batch_size * gradient_accumulation_steps`
-/// samples on each device of `device_mapping`. An update here takes the same number in all, divided among `ranks`
-/// ranks.
+/// Translates the number of accumulation steps, and `max_steps`, which depends on the batch size.
+///
+/// An update of ROLL takes `per_device_train_batch_size * gradient_accumulation_steps` samples on each device of
+/// `device_mapping`. An update here takes the same number in all, divided among `ranks` ranks.
 fn batch(
     path: &Path,
     ranks: u64,
@@ -205,43 +216,49 @@ fn batch(
     notes: &mut Vec<String>,
 ) -> Result<()> {
     let accumulation = "actor_train.training_args.gradient_accumulation_steps";
-    let accumulation_steps =
-        from.take(accumulation).unwrap_or_else(|| Value::new(Some(&"ROLL's default".to_string()), 1u64));
-    let (devices, mapping) = devices(path, from)?;
+    let accumulation_value =
+        from.take(accumulation).unwrap_or_else(|| Value::new(Some(&ROLL_DEFAULT.to_string()), 1u64));
+    let (devices, mapping_origin) = devices(path, from)?;
     let per_device = to.get("training.per_device_train_batch_size").and_then(whole);
-    let (Some(accumulated), Some(per_device)) = (whole(&accumulation_steps), per_device) else {
+    let (Some(accumulated), Some(per_device)) = (whole(&accumulation_value), per_device) else {
         // Not a number above 0: the check of our own key reports it with its place.
-        to.put("training.gradient_accumulation_steps", accumulation_steps);
+        to.put("training.gradient_accumulation_steps", accumulation_value);
         return Ok(());
     };
-    let update = accumulated.saturating_mul(devices).saturating_mul(per_device);
+    let samples_per_update = accumulated.saturating_mul(devices).saturating_mul(per_device);
     let accumulated_here = match accumulated.saturating_mul(devices).checked_rem(ranks) {
         Some(0) => accumulated * devices / ranks,
         _ => {
             notes.push(format!(
-                "{}: an update of {update} samples cannot be divided among {ranks} ranks; each takes {}",
+                "{}: an update of {samples_per_update} samples cannot be divided among {ranks} ranks; each takes {}",
                 path.display(),
                 accumulated * per_device
             ));
             accumulated
         }
     };
-    let at = match mapping {
-        Some(at) if accumulated_here != accumulated => format!("the {devices} devices at {at}, on {ranks} ranks"),
-        _ => origin_or_roll(&accumulation_steps),
+    let origin_here = match mapping_origin {
+        Some(place) if accumulated_here != accumulated => {
+            format!("the {devices} devices at {place}, on {ranks} ranks")
+        }
+        _ => origin_or_roll(&accumulation_value),
     };
-    to.put("training.gradient_accumulation_steps", Value::new(Some(&at), accumulated_here));
-    // `max_steps` of ROLL counts steps over `train_batch_size` samples, which may be several updates. Here a step is
-    // one update.
-    if let Some(step_samples) = from.take("train_batch_size").as_ref().and_then(whole)
-        && step_samples > update
+    to.put("training.gradient_accumulation_steps", Value::new(Some(&origin_here), accumulated_here));
+    steps_to_updates(samples_per_update, from, to);
+    Ok(())
+}
+
+/// Translates `max_steps`. A step of ROLL takes `train_batch_size` samples, which may be several updates. Here a step
+/// is one update.
+fn steps_to_updates(samples_per_update: u64, from: &mut ReferenceTree, to: &mut TranslatedTree) {
+    if let Some(samples_per_step) = from.take("train_batch_size").as_ref().and_then(whole)
+        && samples_per_step > samples_per_update
         && let Some(max_steps) = to.get("max_steps").cloned()
         && let Some(steps) = whole(&max_steps)
     {
-        let updates = steps.saturating_mul(step_samples.div_ceil(update));
+        let updates = steps.saturating_mul(samples_per_step.div_ceil(samples_per_update));
         to.put("max_steps", Value::new(Some(&origin_or_roll(&max_steps)), updates));
     }
-    Ok(())
 }
 
 /// The number of devices in `device_mapping`, and the place of that key in the file. Without the key, 1 device.
@@ -255,34 +272,42 @@ fn devices(path: &Path, from: &mut ReferenceTree) -> Result<(u64, Option<String>
     Ok((count, origin(&mapping)))
 }
 
-/// The number of devices in a Python expression: `list(range(0,8))`, `[0,1]`, or a sum of such lists.
+/// The number of devices in a list, or in the text of a Python expression: `list(range(0,8))`, `[0,1]`, or a sum of
+/// such lists. `None` if the value is neither, or has no device.
 fn count_devices(value: &Value) -> Option<u64> {
     if let ValueKind::Array(items) = &value.kind {
         return u64::try_from(items.len()).ok().filter(|n| *n > 0);
     }
     let text: String = value.clone().into_string().ok()?.chars().filter(|c| !c.is_whitespace()).collect();
     let mut count = 0u64;
-    for part in text.split('+') {
-        count = count.checked_add(match part.strip_prefix("list(").and_then(|p| p.strip_suffix(')')) {
-            // `list(range(..))`, with one to three numbers as in Python.
-            Some(range) => {
-                let numbers = range.strip_prefix("range(")?.strip_suffix(')')?.split(',');
-                let numbers = numbers.map(|n| n.parse::<u32>().ok().map(u64::from)).collect::<Option<Vec<u64>>>()?;
-                match numbers[..] {
-                    [end] => end,
-                    [start, end] => end.saturating_sub(start),
-                    [start, end, step] if step > 0 => end.saturating_sub(start).div_ceil(step),
-                    _ => return None,
-                }
-            }
-            // `[0,1]`.
-            None => {
-                let items = part.strip_prefix('[')?.strip_suffix(']')?.split(',').filter(|i| !i.is_empty());
-                items.map(|item| item.parse::<u32>().ok()).collect::<Option<Vec<_>>>()?.len() as u64
-            }
-        })?;
+    for list in text.split('+') {
+        let length = match list.strip_prefix("list(") {
+            Some(range) => length_of_range(range.strip_suffix(')')?)?,
+            None => length_of_list(list)?,
+        };
+        count = count.checked_add(length)?;
     }
     (count > 0).then_some(count)
+}
+
+/// The number of integers in Python's `range(end)`, `range(start,end)` or `range(start,end,step)`; `None` for any other
+/// text.
+fn length_of_range(text: &str) -> Option<u64> {
+    let arguments = text.strip_prefix("range(")?.strip_suffix(')')?.split(',');
+    let arguments = arguments.map(|n| n.parse::<u32>().ok().map(u64::from)).collect::<Option<Vec<u64>>>()?;
+    match arguments[..] {
+        [end] => Some(end),
+        [start, end] => Some(end.saturating_sub(start)),
+        [start, end, step] if step > 0 => Some(end.saturating_sub(start).div_ceil(step)),
+        _ => None,
+    }
+}
+
+/// The number of integers in Python's `[0,1]`; `None` for any other text.
+fn length_of_list(text: &str) -> Option<u64> {
+    let items = text.strip_prefix('[')?.strip_suffix(']')?.split(',').filter(|item| !item.is_empty());
+    let items = items.map(|item| item.parse::<u32>().ok()).collect::<Option<Vec<u32>>>()?;
+    Some(items.len() as u64)
 }
 
 /// A value that ROLL's code implies.
@@ -290,6 +315,7 @@ fn constant(value: impl Into<ValueKind>) -> Value {
     Value::new(Some(&ORIGIN.to_string()), value)
 }
 
+/// Whether the value is `auto`, with which DeepSpeed chooses the value itself.
 fn is_auto(value: &Value) -> bool {
     matches!(&value.kind, ValueKind::String(text) if text == "auto")
 }
@@ -299,6 +325,7 @@ fn whole(value: &Value) -> Option<u64> {
     value.clone().into_uint().ok().filter(|n| *n > 0)
 }
 
+/// The origin of a value; `None` for a value that is in no file.
 fn origin(value: &Value) -> Option<String> {
     value.origin().map(String::from)
 }

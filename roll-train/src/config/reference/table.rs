@@ -19,7 +19,7 @@ pub const STRATEGY: &str = "zero";
 pub const SECTIONS: [&str; 3] = ["actor_train", "actor_infer", "pretrain"];
 
 /// Keys whose values are taken over unchanged: (ROLL's, ours).
-pub const SAME: &[(&str, &str)] = &[
+pub const UNCHANGED: &[(&str, &str)] = &[
     ("exp_name", "exp_name"),
     ("seed", "seed"),
     ("output_dir", "output_dir"),
@@ -57,10 +57,10 @@ pub const NETWORK: &[(&str, &str)] = &[
 ];
 
 /// The keys that ROLL reads only when `lora_base_model` names the carrier of the LoRA.
-pub const LORA: &[&str] = &["lora_base_model", "lora_target_modules", "lora_rank", "lora_checkpoint"];
+pub const LORA_KEYS: &[&str] = &["lora_base_model", "lora_target_modules", "lora_rank", "lora_checkpoint"];
 
 /// Options that DeepSpeed's `zero_optimization` and the strategy `zero` share.
-pub const ZERO: &[&str] = &[
+pub const ZERO_KEYS: &[&str] = &[
     "stage",
     "reduce_bucket_size",
     "allgather_bucket_size",

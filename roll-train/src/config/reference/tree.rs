@@ -32,8 +32,7 @@ impl ReferenceTree {
         Some(value)
     }
 
-    /// The keys in the file at `path` that were not taken. A map from which nothing was taken is listed as
-    /// one key.
+    /// The keys in the file at `path` that were not taken. A map from which nothing was taken is listed as one key.
     pub fn unused(&self, path: &Path) -> Vec<String> {
         let mut unused = Vec::new();
         self.entries_of(path).for_each(|(key, value)| self.add_unused(key, value, &mut unused));
@@ -49,8 +48,8 @@ impl ReferenceTree {
         (all.saturating_sub(not_taken), not_taken)
     }
 
-    /// The top-level entries that come from the file at `path`. Files that its `defaults` name bring entries that
-    /// values refer to; these are not counted.
+    /// The top-level entries that come from the file at `path`, not from the files that its `defaults` name. Entries of
+    /// those files only serve interpolations.
     fn entries_of(&self, path: &Path) -> impl Iterator<Item = (&String, &Value)> {
         let file = path.display().to_string();
         let map = if let ValueKind::Table(map) = &self.root.kind { Some(map) } else { None };
@@ -61,8 +60,10 @@ impl ReferenceTree {
 
     /// Adds `key`, whose value is `value`, or the keys below it that were not taken.
     fn add_unused(&self, key: &str, value: &Value, unused: &mut Vec<String>) {
-        let below = format!("{key}.");
-        let is_taken_in_part = self.taken.range(below.clone()..).next().is_some_and(|taken| taken.starts_with(&below));
+        let prefix = format!("{key}.");
+        // `taken` is sorted, so keys with the prefix begin here.
+        let next_taken = self.taken.range(prefix.clone()..).next();
+        let is_taken_in_part = next_taken.is_some_and(|taken| taken.starts_with(&prefix));
         match &value.kind {
             _ if self.taken.contains(key) => {}
             ValueKind::Table(map) if is_taken_in_part => {
@@ -81,7 +82,7 @@ fn leaves(value: &Value) -> usize {
     }
 }
 
-/// The translated configuration, in this project's keys.
+/// The translated configuration in this project's keys: always a map.
 pub struct TranslatedTree(Value);
 
 impl TranslatedTree {

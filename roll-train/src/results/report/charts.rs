@@ -19,6 +19,7 @@ pub fn charts(panels: Vec<Panel>) -> Result<Vec<Value>> {
     panels.into_iter().map(chart).collect()
 }
 
+/// The values of the page's template for the entry of a series in the legend.
 fn legend_entry(series: &Series) -> Value {
     context! {
         name => series.name,
@@ -32,6 +33,7 @@ fn legend_entry(series: &Series) -> Value {
 fn points(series: &Series) -> serde_json::Value {
     let points = plot::thinned(plot::finite(&series.points));
     let flat: Vec<f64> = points.into_iter().flat_map(|[x, y]| [x, rounded(y)]).collect();
+    // The number of points in a running mean, which `charts.js` computes.
     let mean = if let SeriesStyle::Mean(width) = series.style { Some(width) } else { None };
     json!({
         "name": series.name, "colour": plot::css_colour(series.colour), "dash": series.dashes,

@@ -1,5 +1,5 @@
-//! Texts of language models on the page, from `trajectories.jsonl`: some episodes of an agent, and answers to held-out
-//! conversations before and after training.
+//! Texts of language models on the page, from `trajectories.jsonl`: the first episode of an agent as the model reads it,
+//! some other episodes, and answers to held-out conversations and starts before and after training.
 
 use std::fs::File;
 use std::io::{Read, Seek, SeekFrom};
@@ -11,18 +11,24 @@ use roll_external::files;
 use serde_json::Value as Json;
 
 /// Bytes that are read from the beginning of the file, and from its end. The file as a whole may be large.
-const BYTES: u64 = 4 << 20;
+const MAX_READ_BYTES: u64 = 4 << 20;
 /// Most answers to held-out conversations that are shown.
-const ANSWERS: usize = 3;
+const MAX_ANSWERS: usize = 3;
+/// Most held-out starts that are shown if every episode has a single turn.
+const MAX_SHORT_STARTS: usize = 10;
+/// Most held-out starts that are shown if an episode has several turns.
+const MAX_LONG_STARTS: usize = 3;
+/// Most characters of a piece of the first episode's text that are shown.
+const TEXT_CHARACTERS: usize = 6000;
 /// Number of episodes from the beginning of the file that are shown.
-const FIRST: usize = 2;
+const FIRST_EPISODES: usize = 2;
 /// Most turns of an episode that are shown: the first ones, and the last one.
-const TURNS: usize = 6;
+const MAX_TURNS: usize = 6;
 /// Most characters of an observation or an answer that are shown.
-const CHARACTERS: usize = 1500;
+const MAX_CHARACTERS: usize = 1500;
 
-/// The records within [`BYTES`] of the beginning and of the end of the file. Both are empty if the run has no such
-/// file. In a small file they are the same.
+/// The records within [`MAX_READ_BYTES`] of the beginning and of the end of `trajectories.jsonl`. Both are empty if the
+/// run has no such file. In a small file they are the same.
 pub struct Texts {
     beginning: Vec<Json>,
     end: Vec<Json>,
@@ -36,13 +42,13 @@ impl Texts {
         if !path.is_file() {
             return Ok(Self { beginning: Vec::new(), end: Vec::new() });
         }
-        let failed = || Error::file("read", &path);
-        let mut file = files::open(&path).map_err(failed())?;
-        let size = file.metadata().map_err(failed())?.len();
-        let beginning = lines(&mut file, 0).map_err(failed())?;
-        let end = match size.checked_sub(BYTES) {
-            None | Some(0) => beginning.clone(),
-            Some(from) => lines(&mut file, from).map_err(failed())?,
+        let mut file = files::open(&path).map_err(Error::file("read", &path))?;
+        let size = file.metadata().map_err(Error::file("read", &path))?.len();
+        let beginning = records(&mut file, 0).map_err(Error::file("read", &path))?;
+        let end = if size <= MAX_READ_BYTES {
+            beginning.clone()
+        } else {
+            records(&mut file, size - MAX_READ_BYTES).map_err(Error::file("read", &path))?
         };
         Ok(Self { beginning, end })
     }
@@ -62,8 +68,8 @@ pub fn answers(texts: &Texts) -> Vec<Value> {
     }
     let answers_before = validation_answers(&texts.beginning).filter(|record| record["step"] == *first_step);
     let shown = answers_before.filter_map(|before| {
-        let is_same = |after: &&Json| after["step"] == *last_step && after["row"] == before["row"];
-        let after = validation_answers(&texts.end).find(is_same)?;
+        let is_answer_after = |after: &&Json| after["step"] == *last_step && after["row"] == before["row"];
+        let after = validation_answers(&texts.end).find(is_answer_after)?;
         Some(context! {
             row => before["row"].as_str(),
             prompt => cut(&before["prompt"]),
@@ -73,18 +79,78 @@ pub fn answers(texts: &Texts) -> Vec<Value> {
             step => last_step.as_u64(),
         })
     });
-    shown.take(ANSWERS).collect()
+    shown.take(MAX_ANSWERS).collect()
+}
+
+/// Some held-out starts, as the agent plays them before training and in the last validation. Empty until there are two
+/// validations.
+pub fn starts(texts: &Texts) -> Vec<Value> {
+    fn validation_episodes(records: &[Json]) -> impl Iterator<Item = &Json> {
+        records.iter().filter(|record| !is_trained(record) && record["turns"].is_array())
+    }
+    let first_step = validation_episodes(&texts.beginning).next().map(|record| &record["step"]);
+    let last_step = validation_episodes(&texts.end).last().map(|record| &record["step"]);
+    let (Some(first_step), Some(last_step)) = (first_step, last_step) else { return Vec::new() };
+    if first_step == last_step {
+        return Vec::new();
+    }
+    let turns = |episode: &Json| episode["turns"].as_array().map_or(0, Vec::len);
+    let played_before = || validation_episodes(&texts.beginning).filter(|record| record["step"] == *first_step);
+    let is_short = played_before().all(|episode| turns(episode) == 1);
+    let most = if is_short { MAX_SHORT_STARTS } else { MAX_LONG_STARTS };
+    let mut shown: Vec<(&Json, Value)> = Vec::new();
+    for before in played_before() {
+        // With several episodes of a start, the first is shown.
+        let is_shown = shown.iter().any(|(seed, _)| **seed == before["whole_seed"]);
+        let is_same = |after: &&Json| after["step"] == *last_step && after["whole_seed"] == before["whole_seed"];
+        let after = validation_episodes(&texts.end).find(is_same);
+        if let Some(after) = after.filter(|_| !is_shown && shown.len() < most) {
+            let value = context! {
+                row => format!("score {:.3} before, {:.3} after", score(before), score(after)),
+                prompt => cut(&before["turns"][0]["observation"]),
+                before => played(before),
+                after => played(after),
+                step => last_step.as_u64(),
+            };
+            shown.push((&before["whole_seed"], value));
+        }
+    }
+    shown.into_iter().map(|(_, value)| value).collect()
+}
+
+/// The agent's answers in an episode, numbered if there are several.
+fn played(episode: &Json) -> String {
+    let turns = episode["turns"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let shown = turns.iter().enumerate().filter(|(i, _)| *i + 1 < MAX_TURNS || *i + 1 == turns.len());
+    let line = |(i, turn): (usize, &Json)| match turns.len() {
+        1 => cut(&turn["response"]),
+        _ => format!("{}: {}", i + 1, cut(&turn["response"])),
+    };
+    shown.map(line).collect::<Vec<_>>().join("\n")
+}
+
+/// The text of the first episode that has one, in pieces that the model read or wrote. Empty without such an episode.
+pub fn first_text(texts: &Texts) -> Vec<Value> {
+    let pieces = texts.beginning.iter().find_map(|record| record["text"].as_array());
+    let piece = |piece: &Json| {
+        let (text, is_written) = match piece["wrote"].as_str() {
+            Some(text) => (text, true),
+            None => (piece["read"].as_str().unwrap_or_default(), false),
+        };
+        context! { text => shortened(text, TEXT_CHARACTERS), is_written }
+    };
+    pieces.into_iter().flatten().map(piece).collect()
 }
 
 /// The episodes to show: the first ones of the run, and the best and the worst one of the last step.
 pub fn episodes(texts: &Texts) -> Vec<Value> {
-    let Texts { beginning, end } = texts;
-    let first = beginning.iter().filter(|episode| is_trained(episode)).take(FIRST);
-    let mut shown: Vec<Value> = first.map(|episode| to_context("one of the first", episode)).collect();
-    let last_step =
-        end.iter().filter(|episode| is_trained(episode)).filter_map(|episode| episode["step"].as_u64()).max();
-    let of_last_step = end.iter().filter(|episode| is_trained(episode) && episode["step"].as_u64() == last_step);
-    let mut of_last_step: Vec<&Json> = of_last_step.collect();
+    let first_episodes = texts.beginning.iter().filter(|episode| is_trained(episode)).take(FIRST_EPISODES);
+    let mut shown: Vec<Value> = first_episodes.map(|episode| to_context("one of the first", episode)).collect();
+    let step = |episode: &Json| episode["step"].as_u64();
+    let mut of_last_step: Vec<&Json> = texts.end.iter().filter(|episode| is_trained(episode)).collect();
+    let last_step = of_last_step.iter().filter_map(|episode| step(episode)).max();
+    of_last_step.retain(|episode| step(episode) == last_step);
+    // The best one comes first.
     of_last_step.sort_by(|a, b| score(b).total_cmp(&score(a)));
     if let [best, .., worst] = of_last_step[..] {
         shown.push(to_context("the best of the last step", best));
@@ -93,12 +159,12 @@ pub fn episodes(texts: &Texts) -> Vec<Value> {
     shown
 }
 
-/// The records among [`BYTES`] from the position `from` on.
-fn lines(file: &mut File, from: u64) -> std::io::Result<Vec<Json>> {
+/// The records in the lines of at most [`MAX_READ_BYTES`] from the position `from` on.
+fn records(file: &mut File, from: u64) -> std::io::Result<Vec<Json>> {
     let mut bytes = Vec::new();
     file.seek(SeekFrom::Start(from))?;
-    file.take(BYTES).read_to_end(&mut bytes)?;
-    // The first and the last line may be cut off; they are then no JSON, and left out.
+    file.take(MAX_READ_BYTES).read_to_end(&mut bytes)?;
+    // The first and the last line may be cut off. They are not valid JSON then, and are left out.
     Ok(bytes.split(|byte| *byte == b'\n').filter_map(|line| serde_json::from_slice(line).ok()).collect())
 }
 
@@ -107,32 +173,39 @@ fn is_trained(episode: &Json) -> bool {
     episode["kind"] != "validation"
 }
 
+/// The score of an episode; the lowest if it has none.
 fn score(episode: &Json) -> f64 {
     episode["score"].as_f64().unwrap_or(f64::NEG_INFINITY)
 }
 
-/// The values of the page's template for an episode, which `which` describes in the title.
-fn to_context(which: &str, episode: &Json) -> Value {
-    let turns = episode["turns"].as_array().map(Vec::as_slice).unwrap_or_default();
-    let shown = turns.iter().enumerate().filter(|(i, _)| *i + 1 < TURNS || *i + 1 == turns.len());
-    let shown = shown.map(|(i, turn)| {
-        context! {
-            number => i + 1,
-            observation => cut(&turn["observation"]),
-            response => cut(&turn["response"]),
-            reward => turn["reward"].as_f64().map(|reward| reward.to_string()),
+/// The values of the page's template for an episode. `description` is part of the title, such as "one of the first".
+fn to_context(description: &str, episode: &Json) -> Value {
+    let all_turns = episode["turns"].as_array().map(Vec::as_slice).unwrap_or_default();
+    let mut turns = Vec::new();
+    for (number, turn) in (1..).zip(all_turns) {
+        let is_shown = number < MAX_TURNS || number == all_turns.len();
+        if is_shown {
+            turns.push(context! {
+                number,
+                observation => cut(&turn["observation"]),
+                response => cut(&turn["response"]),
+                reward => turn["reward"].as_f64().map(|reward| reward.to_string()),
+            });
         }
-    });
-    let turns = shown.collect::<Vec<Value>>();
+    }
     let solved = if episode["solved"] == true { ", solved" } else { "" };
     let (step, score) = (episode["step"].as_u64().unwrap_or_default(), score(episode));
-    context! { title => format!("Step {step}, {which}: score {score:.3}{solved}"), turns }
+    context! { title => format!("Step {step}, {description}: score {score:.3}{solved}"), turns }
 }
 
-/// The text, cut after [`CHARACTERS`].
-fn cut(text: &Json) -> String {
-    let text = text.as_str().unwrap_or_default();
-    match text.char_indices().nth(CHARACTERS) {
+/// The text of a JSON string, cut after [`MAX_CHARACTERS`]; empty for any other JSON value.
+fn cut(json: &Json) -> String {
+    shortened(json.as_str().unwrap_or_default(), MAX_CHARACTERS)
+}
+
+/// The text, cut after `most` characters.
+fn shortened(text: &str, most: usize) -> String {
+    match text.char_indices().nth(most) {
         Some((end, _)) => format!("{} ...", &text[..end]),
         None => text.into(),
     }
@@ -168,6 +241,48 @@ mod tests {
             [["line 1", "answer 0.1", "answer 9.1", "9"], ["line 2", "answer 0.2", "answer 9.2", "9"]]
         );
         assert!(shown(&[0]).is_empty());
+    }
+
+    #[test]
+    fn held_out_starts_before_training_and_after_it_are_shown() {
+        let dir = tempfile::tempdir().unwrap();
+        let shown = |steps: &[u64], turns: usize| {
+            let record = |step: u64, start: usize, sample: usize| {
+                let turn = json!({"observation": format!("q{start}"), "response": format!("{step}.{start}.{sample}")});
+                json!({"step": step, "kind": "validation", "whole_seed": start.to_string(), "score": step.min(1),
+                    "turns": vec![turn; turns]})
+                .to_string()
+                    + "\n"
+            };
+            let starts =
+                |step: u64| (0..12).flat_map(move |start| (0..2).map(move |sample| record(step, start, sample)));
+            let text: String = steps.iter().flat_map(|step| starts(*step)).collect();
+            std::fs::write(dir.path().join("trajectories.jsonl"), text).unwrap();
+            let part = |start: &Value, part: &str| start.get_attr(part).unwrap().to_string();
+            let starts = starts_of(dir.path());
+            starts.iter().map(|s| ["prompt", "before", "after", "step"].map(|key| part(s, key))).collect::<Vec<_>>()
+        };
+        let played = shown(&[0, 5, 9], 1);
+        assert_eq!((played.len(), &played[9]), (10, &["q9", "0.9.0", "9.9.0", "9"].map(String::from)));
+        let played = shown(&[0, 9], 2);
+        assert_eq!((played.len(), played[2][1].as_str()), (3, "1: 0.2.0\n2: 0.2.0"));
+        assert!(shown(&[0], 1).is_empty());
+    }
+
+    fn starts_of(run: &Path) -> Vec<Value> {
+        starts(&Texts::read(run).unwrap())
+    }
+
+    #[test]
+    fn the_text_of_the_first_episode_is_cut_into_what_was_read_and_written() {
+        let dir = tempfile::tempdir().unwrap();
+        let first = json!({"step": 0, "text": [{"read": "<|user|>hi"}, {"wrote": "yo<|end|>"}]});
+        let text = format!("{}\n{first}\n{}\n", json!({"step": 0}), json!({"step": 1, "text": [{"read": "other"}]}));
+        std::fs::write(dir.path().join("trajectories.jsonl"), text).unwrap();
+        let pieces = first_text(&Texts::read(dir.path()).unwrap());
+        let part = |piece: &Value, part: &str| piece.get_attr(part).unwrap().to_string();
+        let pieces: Vec<_> = pieces.iter().map(|piece| ["text", "is_written"].map(|key| part(piece, key))).collect();
+        assert_eq!(pieces, [["<|user|>hi", "false"], ["yo<|end|>", "true"]]);
     }
 
     #[test]

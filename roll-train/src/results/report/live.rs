@@ -38,7 +38,7 @@ pub struct Live<'a> {
     /// The secret in the page's address, which the addresses of videos need, too.
     pub token: &'a str,
     /// Whether the page can stop runs.
-    pub control: bool,
+    pub can_stop_runs: bool,
     /// Path of the page on which people vote, if it is served.
     pub voting: Option<&'a str>,
     /// The writer of each run.
@@ -48,36 +48,40 @@ pub struct Live<'a> {
 /// The page of the runs in these directories, which may be empty yet. A run that cannot be read is shown with the
 /// reason.
 pub fn page(runs: &[PathBuf], live: &Live<'_>) -> Result<String> {
-    let read = |run: &PathBuf| match RunDir::has_run(run) {
-        true => RunFiles::read(run).map_err(|error| error.chain()),
-        false => Ok(RunFiles::empty(run)),
-    };
-    let (mut files, problems): (Vec<_>, Vec<_>) = runs
-        .iter()
-        .map(|run| match read(run) {
-            Ok(files) => (files, None),
-            Err(problem) => (RunFiles::empty(run), Some(problem)),
-        })
-        .unzip();
-    super::disambiguate(&mut files);
-    // The page with the report of the runs `shown`, and the state of all runs.
-    let page_of = |shown: &[RunFiles], problems: &[Option<String>]| {
-        let all_runs = files.iter().zip(live.writers).zip(problems);
-        let states: Vec<Value> =
-            all_runs.map(|((run, writer), problem)| state(run, *writer, problem.as_deref(), live.control)).collect();
-        let title = match (&files[..], live.writers) {
-            ([run], [Writer::Running(_) | Writer::Stopping, ..]) => match run.steps() {
-                (done, Some(steps)) => format!("{done}/{steps} live, "),
-                (done, None) => format!("{done} live, "),
-            },
-            _ => String::new(),
+    let mut files = Vec::new();
+    let mut problems: Vec<Option<String>> = Vec::new();
+    for run in runs {
+        let read = if RunDir::has_run(run) { RunFiles::read(run) } else { Ok(RunFiles::empty(run)) };
+        let (run_files, problem) = match read {
+            Ok(run_files) => (run_files, None),
+            Err(error) => (RunFiles::empty(run), Some(error.chain())),
         };
+        files.push(run_files);
+        problems.push(problem);
+    }
+    super::disambiguate(&mut files);
+    // The page with the report of the runs `reported`, and with the state of all runs.
+    let page_of = |reported: &[RunFiles], problems: &[Option<String>]| {
+        let all_runs = files.iter().zip(live.writers).zip(problems);
+        let states: Vec<Value> = all_runs
+            .map(|((run, writer), problem)| state(run, *writer, problem.as_deref(), live.can_stop_runs))
+            .collect();
+        let title = title(&files, live.writers);
         let values =
             context! { title, version => live.version, nonce => live.nonce, voting => live.voting, runs => states };
-        super::html(shown, values, Videos::Linked { runs: &files, token: live.token })
+        super::html(reported, values, Videos::Linked { runs: &files, token: live.token })
     };
     // If a file of the report, such as a video, cannot be read, the page shows the reason instead of the report.
     page_of(&files, &problems).or_else(|error| page_of(&[], &vec![Some(error.chain()); files.len()]))
+}
+
+/// The beginning of the page's title, such as "3/60 live, ", if it shows a single run that goes on; otherwise empty.
+fn title(runs: &[RunFiles], writers: &[Writer]) -> String {
+    let ([run], [Writer::Running(_) | Writer::Stopping, ..]) = (runs, writers) else { return String::new() };
+    match run.steps() {
+        (done, Some(wanted)) => format!("{done}/{wanted} live, "),
+        (done, None) => format!("{done} live, "),
+    }
 }
 
 /// The page on which people vote on clips. It asks `/question` for the clips.
@@ -90,7 +94,8 @@ pub fn video(run: &Path, at: &str) -> Option<PathBuf> {
     videos::linked(run, at)
 }
 
-/// The last logged step of a run, and its number of steps; `None` if the run cannot be read or has not begun.
+/// The last logged step of a run, and the number of steps in its configuration; `None` if the run cannot be read or has
+/// no such number.
 pub fn steps(run: &Path) -> Option<(u64, u64)> {
     let (done, wanted) = RunFiles::read(run).ok()?.steps();
     Some((done, wanted?))
@@ -103,6 +108,7 @@ pub fn version(runs: &[PathBuf]) -> u64 {
     hasher.finish()
 }
 
+/// Adds the names, sizes and times of the files in a directory, and in the directories below it, to the hash.
 fn hash_files(directory: &Path, hasher: &mut impl Hasher) {
     let entries = std::fs::read_dir(directory).into_iter().flatten().flatten();
     // Names with a dot are left out: files that are being written have such names until they are whole.
@@ -120,9 +126,8 @@ fn hash_files(directory: &Path, hasher: &mut impl Hasher) {
 }
 
 /// The state of a run for the page: a sentence with a mark, whether the button to stop the run is shown, and the steps
-/// for a progress bar. `problem` is the reason why the run cannot be read. `control` says whether the page may stop
-/// runs.
-fn state(run: &RunFiles, writer: Writer, problem: Option<&str>, control: bool) -> Value {
+/// for a progress bar. `problem` is the reason why the run cannot be read.
+fn state(run: &RunFiles, writer: Writer, problem: Option<&str>, can_stop_runs: bool) -> Value {
     let path = shell_quoted(&run.path);
     let has_files = RunDir::has_run(&run.path);
     let (mark, text) = match (problem, writer) {
@@ -136,15 +141,15 @@ fn state(run: &RunFiles, writer: Writer, problem: Option<&str>, control: bool) -
         (None, Writer::Unknown) => (Mark::Open, "The run has not ended.".into()),
         (None, Writer::Absent) => {
             let (done, _) = run.steps();
-            let saved = checkpoint::list(&run.path.join("checkpoints")).unwrap_or_default().pop();
-            let reason = match saved.is_some_and(|(step, _)| step == done) {
+            let newest_checkpoint = checkpoint::list(&run.path.join("checkpoints")).unwrap_or_default().pop();
+            let reason = match newest_checkpoint.is_some_and(|(step, _)| step == done) {
                 true => format!("The run stopped after step {done}, with a checkpoint."),
                 false => "No process of yours on this machine writes this run: it failed or it was killed.".into(),
             };
             (Mark::Attention, format!("{reason} Go on with `roll run --resume {path}`."))
         }
     };
-    let button = control && matches!(writer, Writer::Running(_));
+    let button = can_stop_runs && matches!(writer, Writer::Running(_));
     let has_writer = matches!(writer, Writer::Running(_) | Writer::Stopping);
     let (done, wanted) = run.steps();
     // Without the number of steps, the page has no bar.
@@ -161,10 +166,10 @@ fn progress(run: &RunFiles, memory: Option<u64>) -> String {
         (done, Some(wanted)) => vec![format!("step {done} of {wanted}")],
         (done, None) => vec![format!("step {done}")],
     };
-    let (_, seconds) = timing::phases(run);
-    let left = wanted.unwrap_or(done).saturating_sub(done) as f64 * seconds;
-    if left > 0.0 {
-        parts.push(format!("{} left without evaluations", duration(left)));
+    let (_, seconds_per_step) = timing::phases(run);
+    let seconds_left = wanted.unwrap_or(done).saturating_sub(done) as f64 * seconds_per_step;
+    if seconds_left > 0.0 {
+        parts.push(format!("{} left without evaluations", duration(seconds_left)));
     }
     parts.extend(memory.map(|bytes| format!("at most {:.1} GB of host memory", bytes as f64 / 1e9)));
     parts.join(", ")
@@ -174,13 +179,13 @@ fn progress(run: &RunFiles, memory: Option<u64>) -> String {
 mod tests {
     use super::*;
 
-    fn shown(run: &Path, writer: Writer, control: bool) -> String {
+    fn shown(run: &Path, writer: Writer, can_stop_runs: bool) -> String {
         let live = Live {
             version: "v1",
             nonce: "a1",
             token: "t",
-            control,
-            voting: control.then_some("/v?t"),
+            can_stop_runs,
+            voting: can_stop_runs.then_some("/v?t"),
             writers: &[writer],
         };
         page(&[run.to_path_buf()], &live).unwrap()

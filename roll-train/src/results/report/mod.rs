@@ -28,11 +28,13 @@ use super::plot;
 use run_files::RunFiles;
 use videos::Videos;
 
-/// Writes the page of the runs in these directories.
+/// Writes the page of the runs in the directories `runs` to the file at `path`.
 pub fn write(path: &Path, runs: &[PathBuf]) -> Result<()> {
     let mut files = runs.iter().map(|run| RunFiles::read(run)).collect::<Result<Vec<_>>>()?;
     disambiguate(&mut files);
-    write_atomically(path, html(&files, Value::from(()), Videos::Embedded { budget: videos::BYTES })?.as_bytes())
+    let not_live = Value::from(());
+    let html = html(&files, not_live, Videos::Embedded { budget: videos::MAX_PAGE_BYTES })?;
+    write_atomically(path, html.as_bytes())
 }
 
 /// The page of these runs. `live` has the values of `live.html` for a page that `roll watch` serves; `()` for a file.
@@ -54,6 +56,7 @@ fn render(template: &str, values: &Value) -> Result<String> {
     rendered.map_err(|e| Error::Misuse(format!("rendering {template}: {e:#}")))
 }
 
+/// The templates and their filters.
 fn environment() -> std::result::Result<Environment<'static>, minijinja::Error> {
     let mut environment = Environment::new();
     // Every value is escaped, because names and reasons come from other people's data.
@@ -80,10 +83,12 @@ fn environment() -> std::result::Result<Environment<'static>, minijinja::Error> 
 /// The filter `code` of the template: the text as HTML, in which text between backticks is code.
 fn code(text: String) -> Value {
     let escaped = minijinja::HtmlEscape(&text).to_string();
-    let pieces = escaped.split('`').enumerate();
-    // Every second piece is between backticks.
-    let html = pieces.map(|(i, piece)| if i % 2 == 1 { format!("<code>{piece}</code>") } else { piece.into() });
-    Value::from_safe_string(html.collect())
+    let mut html = String::new();
+    for (i, piece) in escaped.split('`').enumerate() {
+        let is_between_backticks = i % 2 == 1;
+        html += &if is_between_backticks { format!("<code>{piece}</code>") } else { piece.to_string() };
+    }
+    Value::from_safe_string(html)
 }
 
 /// The filter `parts` of the template: the text of a table's cell as HTML that breaks lines only between parts. A comma
@@ -92,19 +97,22 @@ fn code(text: String) -> Value {
 fn parts(text: String) -> Value {
     /// Most bytes of a part that never breaks.
     const MAX_UNBROKEN: usize = 30;
+    /// A slash in escaped HTML.
+    const SLASH: &str = "&#x2f;";
     let to_html = |part: &str| {
         let escaped = minijinja::HtmlEscape(part).to_string();
-        let is_path = escaped.contains("&#x2f;");
-        match is_path || part.len() > MAX_UNBROKEN {
-            true => escaped.replace("&#x2f;", "/<wbr>"),
+        let may_break = escaped.contains(SLASH) || part.len() > MAX_UNBROKEN;
+        match may_break {
+            true => escaped.replace(SLASH, "/<wbr>"),
             false => format!("<span class=\"part\">{escaped}</span>"),
         }
     };
-    let split = text.replace(" (", "\n(").replace(", ", ",\n");
-    Value::from_safe_string(split.lines().map(to_html).collect::<Vec<_>>().join(" "))
+    // One line for each part.
+    let lines = text.replace(" (", "\n(").replace(", ", ",\n");
+    Value::from_safe_string(lines.lines().map(to_html).collect::<Vec<_>>().join(" "))
 }
 
-/// The values of `page.html`.
+/// The values of `page.html` for the runs with these files.
 fn page(files: &[RunFiles], mut source: Videos<'_>) -> Result<Value> {
     let clips = videos::clips(files, &mut source)?;
     let runs = files.iter().map(|run| {
@@ -116,6 +124,8 @@ fn page(files: &[RunFiles], mut source: Videos<'_>) -> Result<Value> {
             samples => videos::training_samples(run, &mut source)?,
             episodes => episodes::episodes(&texts),
             answers => episodes::answers(&texts),
+            starts => episodes::starts(&texts),
+            first_text => episodes::first_text(&texts),
             timing => timing::timing(run),
             config => run.config,
         })
@@ -132,8 +142,8 @@ fn page(files: &[RunFiles], mut source: Videos<'_>) -> Result<Value> {
     let metrics: Vec<RunMetrics<'_>> =
         files.iter().map(|run| RunMetrics { name: &run.name, rows: &run.rows }).collect();
     let questions = questions::questions(files, &metrics, &headlines);
-    let shown: Vec<&PanelSpec> = questions.iter().flat_map(|question| &question.specs).collect();
-    let other_panels = charts::charts(curves::other_panels(&metrics, &shown))?;
+    let shown_panels: Vec<&PanelSpec> = questions.iter().flat_map(|question| &question.specs).collect();
+    let other_panels = charts::charts(curves::other_panels(&metrics, &shown_panels))?;
     let questions = questions.into_iter().map(|question| {
         let panels = charts::charts(curves::panels(&question.specs, &metrics))?;
         Ok(context! { title => question.title, id => question.id, answers => question.answers, panels })

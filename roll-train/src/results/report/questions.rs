@@ -24,6 +24,12 @@ const STEPS_AT_ENDS: usize = 8;
 const MAX_CHANCE: f64 = 0.05;
 /// Largest growth of the gradient norm, as a factor, that is not reported as a problem.
 const MAX_GROWTH: f64 = 10.0;
+/// Smallest change of a metric on held-out data that counts, as a share of the larger value.
+const LEAST_VALIDATION_SHARE: f64 = 2.0 * LEAST_SHARE;
+/// Number of phases of a step that the answer about the time names.
+const NAMED_PHASES: usize = 3;
+/// Smallest share of the run's time, outside of steps, that the answer about the time mentions.
+const LEAST_SHARE_BETWEEN_STEPS: f64 = 0.05;
 
 /// A question with its answers.
 pub struct Question {
@@ -41,6 +47,7 @@ pub struct Question {
 pub struct Answer {
     /// Name of the run.
     pub run: String,
+    /// The judgement of the run.
     pub mark: Mark,
     /// A sentence or two.
     pub text: String,
@@ -50,11 +57,11 @@ pub struct Answer {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Mark {
-    /// As it should be.
+    /// The run is as it should be.
     Good,
-    /// A person should look at it.
+    /// A person should look at the run.
     Attention,
-    /// Not judged, because too little was measured, or because there is nothing to judge, as with the times.
+    /// The run is not judged, because too little was measured, or because there is nothing to judge, as with the times.
     Open,
 }
 
@@ -68,28 +75,45 @@ pub fn questions(runs: &[RunFiles], curves: &[RunMetrics<'_>], headlines: &[Head
         });
         Question { title, id, answers: answers.collect(), specs }
     };
-    let panels_of = |subject| headlines.iter().filter(move |h| h.subject == subject).map(PanelSpec::headline);
-    let mut learning_panels: Vec<PanelSpec> = panels_of(Subject::Learning).collect();
+    let time_panels = vec![PanelSpec::steps("time/total", "Seconds of a step")];
+    let mut questions = vec![
+        question("Is it learning?", "learning", learning, learning_panels(headlines, &names)),
+        question("Is it hacking the reward?", "hacking", hacking, hacking_panels(headlines, &names)),
+        question("Is it stable?", "stable", stable, headline_panels(headlines, Subject::Stability)),
+        question("Where does the time go?", "time", time, time_panels),
+    ];
+    // Training without a reward has no reward to hack.
+    let has_metrics = |question: &Question| question.specs.iter().any(|spec| has_metric(spec, &names));
+    questions.retain(|question| question.id != "hacking" || has_metrics(question));
+    questions
+}
+
+/// A panel for each headline metric about a subject.
+fn headline_panels(headlines: &[Headline], subject: Subject) -> Vec<PanelSpec> {
+    headlines.iter().filter(|headline| headline.subject == subject).map(PanelSpec::headline).collect()
+}
+
+/// The panels of "is it learning?", the last of which has the scores of evaluated clips.
+fn learning_panels(headlines: &[Headline], names: &BTreeSet<String>) -> Vec<PanelSpec> {
     // `is_evaluation` already excludes the KL and the single checks (`_check_NAME`).
     let score_metrics = names.iter().filter(|name| is_evaluation(name) && !name.ends_with("_check")).cloned();
     let evaluations = PanelSpec { title: "Score of evaluated clips".into(), curves: Vec::new() };
-    learning_panels.push(evaluations.with_evaluations(score_metrics));
+    let mut panels = headline_panels(headlines, Subject::Learning);
+    panels.push(evaluations.with_evaluations(score_metrics));
+    panels
+}
+
+/// The panels of "is it hacking the reward?": the panels of the checks, then the panels of the divergence from the base
+/// model. The KL of the evaluations is drawn into the last panel.
+fn hacking_panels(headlines: &[Headline], names: &BTreeSet<String>) -> Vec<PanelSpec> {
     let kl_metrics = names.iter().filter(|name| name.starts_with("eval/") && name.ends_with("_kl")).cloned();
-    let mut divergence_panels: Vec<PanelSpec> = panels_of(Subject::Divergence).collect();
-    // The KL of the evaluations is drawn into the last panel of the divergence.
+    let mut divergence_panels = headline_panels(headlines, Subject::Divergence);
     if let Some(last) = divergence_panels.pop() {
         divergence_panels.push(last.with_evaluations(kl_metrics));
     }
-    let hacking_panels = check_panels(&names).into_iter().chain(divergence_panels).collect();
-    let mut questions = vec![
-        question("Is it learning?", "learning", learning, learning_panels),
-        question("Is it hacking the reward?", "hacking", hacking, hacking_panels),
-        question("Is it stable?", "stable", stable, panels_of(Subject::Stability).collect()),
-        question("Where does the time go?", "time", time, vec![PanelSpec::steps("time/total", "Seconds of a step")]),
-    ];
-    // Training without a reward has no reward to hack.
-    questions.retain(|q| q.id != "hacking" || q.specs.iter().any(|spec| has_metric(spec, &names)));
-    questions
+    let mut panels = check_panels(names);
+    panels.extend(divergence_panels);
+    panels
 }
 
 /// Whether a metric of the panel is among `names`.
@@ -105,19 +129,25 @@ fn has_metric(spec: &PanelSpec, names: &BTreeSet<String>) -> bool {
 fn check_panels(names: &BTreeSet<String>) -> Vec<PanelSpec> {
     let sets: Vec<&str> = names.iter().filter_map(|name| name.strip_prefix("eval/")?.strip_suffix("_check")).collect();
     let Some(set) = sets.iter().find(|set| **set == "unseen").or(sets.last()) else { return Vec::new() };
-    let [reward, sum] = ["", "_check"].map(|suffix| format!("eval/{set}{suffix}"));
-    let single_checks: Vec<&String> = names.iter().filter(|name| name.starts_with(&format!("{sum}_"))).collect();
-    let panel = |metric: &String, name: String| PanelSpec {
-        title: format!("Reward and {name} on {set} clips, change"),
+    let (reward, sum_of_checks) = (format!("eval/{set}"), format!("eval/{set}_check"));
+    let panel = |metric: &str, label: String| PanelSpec {
+        title: format!("Reward and {label} on {set} clips, change"),
         curves: vec![
             (reward.clone(), CurveStyle::Change("reward".into())),
-            (metric.clone(), CurveStyle::Change(format!("{name}, never trained on"))),
+            (metric.to_string(), CurveStyle::Change(format!("{label}, never trained on"))),
         ],
     };
-    match single_checks.as_slice() {
-        [] => vec![panel(&sum, "check".into())],
-        several => several.iter().map(|metric| panel(metric, format!("check {}", &metric[sum.len() + 1..]))).collect(),
+    let single_check_prefix = format!("{sum_of_checks}_");
+    let mut panels = Vec::new();
+    for metric in names {
+        if let Some(check) = metric.strip_prefix(&single_check_prefix) {
+            panels.push(panel(metric, format!("check {check}")));
+        }
     }
+    if panels.is_empty() {
+        panels.push(panel(&sum_of_checks, "check".into()));
+    }
+    panels
 }
 
 /// Position of the trained reward among the scores of an evaluation.
@@ -125,8 +155,8 @@ const REWARD: usize = 0;
 /// Position of the weighted sum of the rewards of `evaluation.check`.
 const CHECK: usize = 1;
 
-/// The change of scores since before training, and the set of clips that it was measured on. `position` is [`REWARD`]
-/// or [`CHECK`]. `None` with fewer than two evaluations.
+/// The change of scores since before training, and the set of clips that was scored. `position` is [`REWARD`] or
+/// [`CHECK`]. `None` with fewer than two evaluations, or without a clip that both scored.
 fn change(run: &RunFiles, position: usize) -> Option<(SetName, Change)> {
     let (before, after) = run.record.first_and_last_evaluation()?;
     let set = scores::judged_set(before)?;
@@ -142,18 +172,20 @@ fn is_voted(run: &RunFiles) -> bool {
 
 /// The answer to "is it learning?" by a comparison of videos after training with videos before, if there was one.
 fn answer_by_comparison(run: &RunFiles) -> Option<(Mark, String)> {
+    // The numbers of clips for which the video after training won, the video before won, and neither.
     let Comparison { after, before, equal } = run.record.comparison?;
     let chance = sign_test(after, before);
-    let (mark, verdict) = match after > before {
-        _ if chance > MAX_CHANCE => (Mark::Open, "Undecided"),
-        true => (Mark::Good, "Yes"),
-        false => (Mark::Attention, "No"),
+    let (mark, verdict) = if chance > MAX_CHANCE {
+        (Mark::Open, "Undecided")
+    } else if after > before {
+        (Mark::Good, "Yes")
+    } else {
+        (Mark::Attention, "No")
     };
     let clips = counted(after + before + equal, "clip");
     let text = format!(
         "{verdict}: of {clips}, each shown before and after training without saying which is which, the one after \
-         won {after} and lost {before}, and {equal} were equal (chance alone: {:.2}).",
-        chance
+         won {after} and lost {before}, and {equal} were equal (chance alone: {chance:.2})."
     );
     Some((mark, text))
 }
@@ -218,25 +250,26 @@ fn answer_by_evaluation(run: &RunFiles) -> Option<(Mark, String)> {
 /// The answer to "is it learning?" by a metric of training at both ends of the run.
 fn answer_by_training(run: &RunFiles) -> (Mark, String) {
     let headlines = || run.headlines.iter();
-    let Some(headline) = headlines().find(|h| h.is_score).or(headlines().next()) else {
+    let Some(headline) = headlines().find(|headline| headline.is_score).or(headlines().next()) else {
         let text = if run.rows.is_empty() { "Too early to tell." } else { "The run names no headline metric." };
         return (Mark::Open, text.into());
     };
     let values = run.values(&headline.metric);
-    let at_ends = STEPS_AT_ENDS.min(values.len() / 2);
-    if at_ends == 0 {
+    let steps_at_ends = STEPS_AT_ENDS.min(values.len() / 2);
+    if steps_at_ends == 0 {
         return (Mark::Open, "Too early to tell.".into());
     }
     let mean = |values: &[f64]| headline.format.write(values.iter().sum::<f64>() / values.len() as f64);
-    let [first, last] = [&values[..at_ends], &values[values.len() - at_ends..]].map(mean);
-    let compared = match at_ends {
+    let [first, last] = [&values[..steps_at_ends], &values[values.len() - steps_at_ends..]].map(mean);
+    let compared = match steps_at_ends {
         1 => "first and last step".to_string(),
         n => format!("means of the first and last {n} steps"),
     };
-    // For example "`algo.val_data`, held-out conversations, would say more."
     let better_evidence = match &headline.held_out {
+        // No key has to be set for this evidence.
         Some(held_out) if held_out.key.is_empty() => next_evaluation(run),
         Some(held_out) if run.has(&held_out.key) => next_evaluation(run),
+        // For example "`algo.val_data`, held-out conversations, would say more."
         Some(held_out) => format!(" `{}`, {}, would say more.", held_out.key, held_out.data),
         None if run.has("evaluation.metadata") => next_evaluation(run),
         None => " Clips of `evaluation.metadata`, which are never trained on, would say more.".into(),
@@ -250,27 +283,29 @@ fn next_evaluation(run: &RunFiles) -> String {
 }
 
 /// The answer to "is it learning?" by the first headline metric that is measured on held-out data, if there is one. A
-/// change is a result if it is at least twice [`LEAST_SHARE`] of the larger value.
+/// change is a result if it is at least [`LEAST_VALIDATION_SHARE`] of the larger value.
 fn answer_by_validation(run: &RunFiles) -> Option<(Mark, String)> {
     let changes = validation_changes(&run.record, &run.headlines);
-    let ValidationChange { held_out, before, after, gain: interval, .. } = changes.into_iter().next()?;
+    let ValidationChange { held_out, before, after, gain, .. } = changes.into_iter().next()?;
     let is_loss = held_out.metric.rsplit('/').next().is_some_and(|name| name.contains("loss"));
-    let gain = if is_loss { before - after } else { after - before };
-    let share = gain / before.abs().max(after.abs());
-    let (mark, word) = match share {
-        _ if warms_up(run) => (Mark::Open, "Too early, the learning rate is warming up"),
-        share if share.abs() >= 2.0 * LEAST_SHARE && interval.is_some_and(|gain| gain.includes_0()) => {
-            (Mark::Open, "Undecided yet")
-        }
-        share if share >= 2.0 * LEAST_SHARE => (Mark::Good, "Yes"),
-        share if share <= -2.0 * LEAST_SHARE => (Mark::Attention, "No"),
-        _ => (Mark::Attention, "Hardly"),
+    let improvement = if is_loss { before - after } else { after - before };
+    let share = improvement / before.abs().max(after.abs());
+    let (mark, verdict) = if warms_up(run) {
+        (Mark::Open, "Too early, the learning rate is warming up")
+    } else if share.abs() >= LEAST_VALIDATION_SHARE && gain.is_some_and(|gain| gain.includes_0()) {
+        (Mark::Open, "Undecided yet")
+    } else if share >= LEAST_VALIDATION_SHARE {
+        (Mark::Good, "Yes")
+    } else if share <= -LEAST_VALIDATION_SHARE {
+        (Mark::Attention, "No")
+    } else {
+        (Mark::Attention, "Hardly")
     };
     let digits = decimals(after - before);
     let percent = if before == 0.0 { String::new() } else { format!(" ({:+.2} %)", 100.0 * (after / before - 1.0)) };
-    let interval = interval.map(|gain| format!(", {}", gain.in_words())).unwrap_or_default();
+    let interval = gain.map(|gain| format!(", {}", gain.in_words())).unwrap_or_default();
     let (label, data) = (&held_out.label, &held_out.data);
-    let text = format!("{word}: {label} from {before:.digits$} to {after:.digits$}{percent}{interval}, on {data}.");
+    let text = format!("{verdict}: {label} from {before:.digits$} to {after:.digits$}{percent}{interval}, on {data}.");
     Some((mark, text))
 }
 
@@ -309,12 +344,14 @@ fn hacking(run: &RunFiles) -> (Mark, String) {
 
 /// Whether the learning rate has not reached its full size yet.
 fn warms_up(run: &RunFiles) -> bool {
-    let has_warmup = run.settings.get("training.lr_scheduler_type").is_some_and(|shape| shape != "constant");
-    has_warmup && run.number("training.warmup_steps").is_some_and(|warmup| run.steps().0 as f64 <= warmup)
+    let has_warmup =
+        run.settings.get("training.lr_scheduler_type").is_some_and(|schedule| schedule.trim_matches('"') != "constant");
+    let (steps_done, _) = run.steps();
+    has_warmup && run.number("training.warmup_steps").is_some_and(|warmup_steps| steps_done as f64 <= warmup_steps)
 }
 
-/// A change compared with the spread of scores: ", 1/150 of the difference between clips". Empty if the change is more
-/// than half of the spread, or 0.
+/// A change compared with the spread of scores: ", 1/150 of the difference between clips". Empty if the change is 0, or
+/// more than half of the spread, where such a fraction would not be small.
 fn against_spread(change: &Change) -> String {
     let ratio = change.spread / change.gain.mean.abs();
     if ratio.is_finite() && ratio >= 2.0 {
@@ -324,34 +361,9 @@ fn against_spread(change: &Change) -> String {
     }
 }
 
-/// Answers "is it stable?": lists left-out updates, values that are not finite, and gradients that are clipped often,
-/// 0, or growing.
+/// Answers "is it stable?": lists the [`instabilities`] if there are any.
 fn stable(run: &RunFiles) -> (Mark, String) {
-    let mut problems = Vec::new();
-    if run.record.skipped_updates > 0 {
-        problems.push(format!("{} left out", counted(run.record.skipped_updates, "update")));
-    }
-    let nonfinite = warnings::nonfinite(run);
-    if !nonfinite.is_empty() {
-        problems.push(format!("{} not finite at some step", counted(nonfinite.len() as u64, "metric")));
-    }
-    let clipped = warnings::clipped(run);
-    // More than half of the steps.
-    if let Some((clipped, steps, _)) = clipped.filter(|(clipped, steps, _)| 2 * clipped > *steps) {
-        problems.push(format!("gradients clipped in {clipped} of {steps} steps"));
-    }
-    let norms = run.values("actor/grad_norm");
-    if !norms.is_empty() && norms.iter().all(|norm| *norm == 0.0) {
-        problems.push("the gradient norm is 0 at every step: nothing was learnt".into());
-    }
-    // The medians of the first and the last quarter of the steps.
-    let quarter = norms.len() / 4;
-    if quarter >= 2 {
-        let [first, last] = [&norms[..quarter], &norms[norms.len() - quarter..]].map(median);
-        if last > MAX_GROWTH * first && first > 0.0 {
-            problems.push(format!("the gradient norm grew from {first:.1e} to {last:.1e}"));
-        }
-    }
+    let problems = instabilities(run);
     if !problems.is_empty() {
         return (Mark::Attention, format!("Look at it: {}.", problems.join("; ")));
     }
@@ -359,9 +371,9 @@ fn stable(run: &RunFiles) -> (Mark, String) {
     if steps == 0 {
         return (Mark::Open, "Too early to tell.".into());
     }
-    let clipped = match clipped {
+    let clipped = match warnings::clipped(run) {
         Some((0, ..)) => ", no gradient was clipped".to_string(),
-        Some((clipped, ..)) => format!(", gradients were clipped in {}", counted(clipped as u64, "step")),
+        Some((clipped_steps, ..)) => format!(", gradients were clipped in {}", counted(clipped_steps as u64, "step")),
         None => String::new(),
     };
     (
@@ -370,6 +382,39 @@ fn stable(run: &RunFiles) -> (Mark, String) {
     )
 }
 
+/// What shows that training is not stable, each in words: left-out updates, values that are not finite, and gradients
+/// that are clipped often, 0, or growing.
+fn instabilities(run: &RunFiles) -> Vec<String> {
+    let mut problems = Vec::new();
+    if run.record.skipped_updates > 0 {
+        problems.push(format!("{} left out", counted(run.record.skipped_updates, "update")));
+    }
+    let nonfinite = warnings::nonfinite(run);
+    if !nonfinite.is_empty() {
+        problems.push(format!("{} not finite at some step", counted(nonfinite.len() as u64, "metric")));
+    }
+    if let Some((clipped_steps, steps, _)) = warnings::clipped(run) {
+        let is_often = 2 * clipped_steps > steps;
+        if is_often {
+            problems.push(format!("gradients clipped in {clipped_steps} of {steps} steps"));
+        }
+    }
+    let norms = run.values("actor/grad_norm");
+    if !norms.is_empty() && norms.iter().all(|norm| *norm == 0.0) {
+        problems.push("the gradient norm is 0 at every step: nothing was learnt".into());
+    }
+    // The medians of the first and the last quarter of the steps, if a quarter is more than one step.
+    let quarter = norms.len() / 4;
+    if quarter >= 2 {
+        let [first, last] = [&norms[..quarter], &norms[norms.len() - quarter..]].map(median);
+        if last > MAX_GROWTH * first && first > 0.0 {
+            problems.push(format!("the gradient norm grew from {first:.1e} to {last:.1e}"));
+        }
+    }
+    problems
+}
+
+/// The median of the values, of which there must be at least one; the upper one of two middle values.
 fn median(values: &[f64]) -> f64 {
     let mut sorted = values.to_vec();
     sorted.sort_by(f64::total_cmp);
@@ -378,25 +423,27 @@ fn median(values: &[f64]) -> f64 {
 
 /// Answers "where does the time go?" by the longest phases of a step.
 fn time(run: &RunFiles) -> (Mark, String) {
-    let (phases, total) = timing::phases(run);
+    let (phases, seconds_per_step) = timing::phases(run);
     if phases.is_empty() {
         return (Mark::Open, "No times yet.".into());
     }
     let share =
         |(name, seconds): &(String, f64)| format!("{name} {:.0} %", 100.0 * seconds / timing::sum_of_phases(&phases));
-    let longest: Vec<String> = phases.iter().take(3).map(share).collect();
-    let mut text = format!("{total:.1} s a step: {}.", longest.join(", "));
-    let (done, wanted) = run.steps();
+    let longest: Vec<String> = phases.iter().take(NAMED_PHASES).map(share).collect();
+    let mut text = format!("{seconds_per_step:.1} s a step: {}.", longest.join(", "));
+    let (steps_done, steps_wanted) = run.steps();
     let logged = run.values("time/total");
     let between_steps = run.record.seconds - logged.iter().sum::<f64>();
-    // Known only if every step is logged, and mentioned above a twentieth of the run.
-    if logged.len() as u64 == done && between_steps > 0.05 * run.record.seconds {
+    // Without a log of every step, the time between steps is not known.
+    let is_every_step_logged = logged.len() as u64 == steps_done;
+    if is_every_step_logged && between_steps > LEAST_SHARE_BETWEEN_STEPS * run.record.seconds {
         let share = 100.0 * between_steps / run.record.seconds;
         text += &format!(" Evaluations and checkpoints take {share:.0} % of the whole run.");
     }
-    let left = wanted.unwrap_or(done).saturating_sub(done);
+    let left = steps_wanted.unwrap_or(steps_done).saturating_sub(steps_done);
     if left > 0 && run.summary.is_none() {
-        text += &format!(" {} left: {:.0} s without evaluations.", counted(left, "step"), left as f64 * total);
+        let seconds_left = left as f64 * seconds_per_step;
+        text += &format!(" {} left: {seconds_left:.0} s without evaluations.", counted(left, "step"));
     }
     (Mark::Open, text)
 }

@@ -80,10 +80,13 @@ impl RunFiles {
             true => read_jsonl(&dir.metrics_path())?,
             false => Vec::new(),
         };
-        // Hashes are not checked, which would read gigabytes of weights.
-        let newest =
-            checkpoint::list(&dir.checkpoints())?.into_iter().rev().find_map(|(_, p)| Checkpoint::open(p).ok());
-        let saved = newest.map(|c| record::read_record(&c)).transpose()?.unwrap_or_default();
+        // Hashes are not checked, because that would read gigabytes of weights.
+        let newest_checkpoint =
+            checkpoint::list(&dir.checkpoints())?.into_iter().rev().find_map(|(_, path)| Checkpoint::open(path).ok());
+        let saved_record = match newest_checkpoint {
+            Some(checkpoint) => record::read_record(&checkpoint)?,
+            None => Record::default(),
+        };
         let progress = progress_file::read(path)?.unwrap_or_default();
         let summary: Option<Map<String, Value>> = read_optional_json(&dir.summary_path(), "a JSON object")?;
         Ok(Self {
@@ -93,7 +96,7 @@ impl RunFiles {
             config,
             figures: summary.clone().unwrap_or_else(|| progress.figures.into_iter().collect()),
             summary,
-            record: if progress.record.seconds >= saved.seconds { progress.record } else { saved },
+            record: if progress.record.seconds >= saved_record.seconds { progress.record } else { saved_record },
             ..Self::empty(path)
         })
     }
@@ -110,11 +113,12 @@ impl RunFiles {
         has_value || self.settings.keys().any(|other| other.strip_prefix(key).is_some_and(|rest| rest.starts_with('.')))
     }
 
-    /// The step of the next evaluation; `None` if the run has ended or has no step left.
+    /// The step of the next evaluation; `None` if the run has ended, has no step left, or has no set number of steps.
     pub fn next_evaluation(&self) -> Option<u64> {
         let (done, wanted) = self.steps();
         let end = wanted.filter(|end| done < *end && self.summary.is_none())?;
         match self.number("evaluation.every").unwrap_or_default() as u64 {
+            // Only the last step is evaluated.
             0 => Some(end),
             every => Some(((done / every + 1) * every).min(end)),
         }
@@ -132,6 +136,7 @@ impl RunFiles {
     }
 }
 
+/// The last name in `path`, also if `path` is `.` or ends in `..`.
 fn directory_name(path: &Path) -> String {
     let full = std::fs::canonicalize(path).unwrap_or_else(|_| path.to_path_buf());
     full.file_name().unwrap_or(full.as_os_str()).to_string_lossy().into_owned()

@@ -7,6 +7,9 @@ use minijinja::{Value, context};
 use super::run_files::RunFiles;
 use crate::results::plot;
 
+/// Share of a step's time by which its phases may differ from it, up or down, without a word about the difference.
+const NEGLIGIBLE_SHARE: f64 = 0.005;
+
 /// Mean duration of a step and of its phases, for the page. There are no phases if the run measured no times.
 pub fn timing(run: &RunFiles) -> Value {
     let (phases, total) = phases(run);
@@ -20,9 +23,8 @@ pub fn timing(run: &RunFiles) -> Value {
         }
     };
     let phases: Vec<Value> = phases.into_iter().enumerate().map(to_context).collect();
-    // If the phases sum up to more than the step, which ranks that wait for one another cause, the page explains the
-    // sum.
-    let overlap = (sum > 1.005 * total).then(|| format!("{sum:.3}"));
+    // The phases of several ranks may sum up to more than the step (see `sum_of_phases`). The page explains such a sum.
+    let overlap = (sum > (1.0 + NEGLIGIBLE_SHARE) * total).then(|| format!("{sum:.3}"));
     context! { phases, total => format!("{total:.3}"), overlap }
 }
 
@@ -32,27 +34,34 @@ pub fn sum_of_phases(phases: &[(String, f64)]) -> f64 {
     phases.iter().map(|(_, seconds)| seconds).sum()
 }
 
-/// Mean seconds of each phase, longest first, and of the whole step. Time that no phase covers is a last phase.
+/// The mean seconds of each phase, longest first, and the mean seconds of the whole step. Time that no phase covers is
+/// the last phase.
 pub fn phases(run: &RunFiles) -> (Vec<(String, f64)>, f64) {
     let mean = |name: &str| {
         let values = run.values(name);
         (!values.is_empty()).then(|| values.iter().sum::<f64>() / values.len() as f64)
     };
     let names: BTreeSet<&String> = run.rows.iter().flat_map(|row| row.keys()).collect();
-    let mut phases: Vec<(String, f64)> = names
-        .into_iter()
-        // `time/score/NAME` is a part of `time/score`.
-        .filter(|name| !matches!(name.as_str(), "time/total" | "time/step") && name.matches('/').count() == 1)
-        .filter_map(|name| Some((name.strip_prefix("time/")?.to_string(), mean(name)?)))
-        .filter(|(_, seconds)| *seconds > 0.0)
-        .collect();
-    phases.sort_by(|a, b| b.1.total_cmp(&a.1));
+    let mut phases = Vec::new();
+    for name in names {
+        let Some(phase) = name.strip_prefix("time/") else { continue };
+        let is_whole_step = matches!(phase, "total" | "step");
+        // `time/score/NAME` is a part of the phase `time/score`.
+        let is_part_of_phase = phase.contains('/');
+        if let Some(seconds) = mean(name).filter(|seconds| *seconds > 0.0)
+            && !is_whole_step
+            && !is_part_of_phase
+        {
+            phases.push((phase.to_string(), seconds));
+        }
+    }
+    phases.sort_by(|(_, a), (_, b)| b.total_cmp(a));
     let covered = sum_of_phases(&phases);
-    // The trainer measures `time/total`, with reading the data; the algorithm measures `time/step`, without.
+    // The trainer's `time/total` includes reading the data. The algorithm's `time/step` does not.
     let total = mean("time/total").or(mean("time/step")).unwrap_or(covered);
-    // Less than half a percent is left out.
-    if total - covered > 0.005 * total {
-        phases.push(("reading data, and the rest".into(), total - covered));
+    let uncovered = total - covered;
+    if uncovered > NEGLIGIBLE_SHARE * total {
+        phases.push(("reading data, and the rest".into(), uncovered));
     }
     (phases, total)
 }

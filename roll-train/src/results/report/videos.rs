@@ -18,20 +18,24 @@ use crate::checkpoint::parse_step_name;
 use crate::results::PROMPT;
 use crate::results::scores::{self, Results, SetName};
 
-/// Maximum number of clips in the table, and of sample prompts.
-const CLIPS: usize = 8;
+/// Maximum number of clips in the table, and of sample prompts in the table.
+const MAX_CLIPS: usize = 8;
 /// Maximum number of moments in the table besides `reference` and `before`.
-const MOMENTS: usize = 4;
+const MAX_MOMENTS: usize = 4;
 /// Maximum number of bytes of videos in a page that is a file. The page has only the paths of further videos.
-pub const BYTES: u64 = 64 << 20;
+pub const MAX_PAGE_BYTES: u64 = 64 << 20;
 /// Maximum number of videos in a line of a wide screen.
-const COLUMNS: usize = 6;
-/// Label of the clips that are not trained on.
-const UNSEEN: &str = "unseen";
+const MAX_COLUMNS: usize = 6;
+/// Steps of which the page has samples of training: as many as the table has moments.
+const MAX_SAMPLED_STEPS: usize = MAX_MOMENTS + 2;
+/// Maximum number of samples of training from one step.
+const MAX_SAMPLES_PER_STEP: usize = 2;
+/// Beginning of the names of clips that are not trained on.
+const UNSEEN_PREFIX: &str = "unseen";
 /// The note below a table in which a row has the same inputs throughout.
-const SAME: &str = "The videos of a row have the same prompt, first frame and noise.";
+const SAME_INPUTS: &str = "The videos of a row have the same prompt, first frame and noise.";
 /// Beginning of the names of samples of training. Other videos are evaluated clips.
-const TRAINING: &str = "sample-";
+const TRAINING_PREFIX: &str = "sample-";
 
 /// How videos get onto a page.
 pub enum Videos<'a> {
@@ -53,36 +57,37 @@ struct Column {
 }
 
 /// The table of evaluated clips, for the page's template. Its columns are moments of one run, or the ends of several
-/// runs. It has rows (a name, and videos with heading and score), the number of columns, a note about the videos'
-/// noise, and the number of clips that are not shown.
+/// runs. The template gets rows (a name, and videos with heading and score), the number of columns, a note about the
+/// inputs of the videos, and the number of clips that are not shown.
 pub fn clips(runs: &[RunFiles], source: &mut Videos<'_>) -> Result<Value> {
     let (columns, note) = match runs {
-        [run] => (run_columns(run)?, SAME.to_string()),
+        [run] => (run_columns(run)?, SAME_INPUTS.to_string()),
         runs => columns_of_runs(runs)?,
     };
     let names: BTreeSet<&String> = columns.iter().flat_map(|column| column.videos.keys()).collect();
     let (prompts, mut clips): (Vec<&String>, Vec<&String>) =
         names.iter().copied().partition(|name| name.starts_with(PROMPT));
     // The set `unseen` is the most important one, and comes first.
-    clips.sort_by_key(|name| (!name.starts_with(UNSEEN), name.as_str()));
+    clips.sort_by_key(|name| (!name.starts_with(UNSEEN_PREFIX), name.as_str()));
     let mut rows = Vec::new();
-    for name in clips.iter().take(CLIPS).chain(prompts.iter().take(CLIPS)) {
-        let shown = |column: &Column| -> Result<Option<Value>> {
-            let Some(path) = column.videos.get(*name) else { return Ok(None) };
-            let score = clip_score(&column.results, name).map(|score| format!("{score:.3}"));
-            Ok(Some(context! { heading => column.heading, score, ..video(path, source)? }))
-        };
-        let videos: Vec<Value> = columns.iter().map(shown).collect::<Result<Vec<_>>>()?.into_iter().flatten().collect();
+    for name in clips.iter().take(MAX_CLIPS).chain(prompts.iter().take(MAX_CLIPS)) {
+        let mut videos = Vec::new();
+        for column in &columns {
+            if let Some(path) = column.videos.get(*name) {
+                let score = clip_score(&column.results, name).map(|score| format!("{score:.3}"));
+                videos.push(context! { heading => column.heading, score, ..video(path, source)? });
+            }
+        }
         rows.push(context! { id => name, name => prompt(runs, name).unwrap_or_else(|| name.to_string()), videos });
     }
     let more = names.len() - rows.len();
-    Ok(context! { rows, more, note, columns => columns.len().clamp(1, COLUMNS) })
+    Ok(context! { rows, more, note, columns => columns.len().clamp(1, MAX_COLUMNS) })
 }
 
 /// The score of a clip, such as `unseen-003`, by the reward that is trained on.
 fn clip_score(results: &Results, name: &str) -> Option<f64> {
     let (set, index) = name.rsplit_once('-')?;
-    let set = if set == UNSEEN { SetName::Unseen } else { SetName::Train };
+    let set = if set == UNSEEN_PREFIX { SetName::Unseen } else { SetName::Train };
     *scores::of(results, set).get(index.parse::<usize>().ok()?)?.scores.first()?
 }
 
@@ -93,7 +98,8 @@ fn prompt(runs: &[RunFiles], name: &str) -> Option<String> {
     runs.iter().find_map(|run| serde_json::from_str(run.settings.get(&key)?).ok())
 }
 
-/// Samples that a run saved during training, for the page's template: at most two of a step, of some of the steps.
+/// Samples that a run saved during training, for the page's template: at most [`MAX_SAMPLES_PER_STEP`] of each of at
+/// most [`MAX_SAMPLED_STEPS`] steps.
 pub fn training_samples(run: &RunFiles, source: &mut Videos<'_>) -> Result<Vec<Value>> {
     let mut steps = Vec::new();
     for (step, path) in step_folders(&run.path)? {
@@ -101,10 +107,11 @@ pub fn training_samples(run: &RunFiles, source: &mut Videos<'_>) -> Result<Vec<V
     }
     steps.retain(|(_, videos)| !videos.is_empty());
     let mut samples = Vec::new();
-    for (step, videos) in spread(steps, MOMENTS + 2) {
-        for (name, path) in videos.iter().take(2) {
-            let name = name.trim_start_matches(TRAINING);
-            let name = name.parse().map_or(name.to_string(), |n: u64| n.to_string());
+    for (step, videos) in spread(steps, MAX_SAMPLED_STEPS) {
+        for (name, path) in videos.iter().take(MAX_SAMPLES_PER_STEP) {
+            let name = name.trim_start_matches(TRAINING_PREFIX);
+            // Without leading zeros.
+            let name = name.parse().map_or(name.to_string(), |number: u64| number.to_string());
             samples.push(context! { step, name, video => video(path, source)? });
         }
     }
@@ -125,30 +132,17 @@ fn run_columns(run: &RunFiles) -> Result<Vec<Column>> {
         evaluations.push(moment_column(run, "after")?);
     }
     let mut columns = vec![moment_column(run, "reference")?, moment_column(run, "before")?];
-    columns.extend(spread(evaluations, MOMENTS));
+    columns.extend(spread(evaluations, MAX_MOMENTS));
     columns.retain(|column| !column.videos.is_empty());
     Ok(columns)
 }
 
-/// The columns of several runs, and a note about the videos' noise. The references come first. Then come the videos
-/// before training, in one column for all runs in which they are equal, followed by the ends of these runs.
+/// The columns of several runs, and a note about the inputs of their videos. The references come first. Then come the
+/// videos before training, in one column for all runs in which they are equal, followed by the ends of these runs.
 fn columns_of_runs(runs: &[RunFiles]) -> Result<(Vec<Column>, String)> {
     let references = equal_columns(runs, "reference")?;
     let before = equal_columns(runs, "before")?;
-    let noise_seed = |run: &RunFiles| {
-        let noise_seed = run.settings.get("noise_seed").filter(|seed| *seed != "null");
-        noise_seed.or(run.settings.get("seed")).cloned()
-    };
-    let seeds_differ = runs.iter().any(|run| noise_seed(run) != noise_seed(&runs[0]));
-    let note = if seeds_differ {
-        "`seed` differs between these runs, and with it the noise of their videos: compare a run with its own `before`."
-    } else if references.len() > 1 {
-        "These runs were evaluated on different clips: compare a run with its own `before`."
-    } else if before.len() > 1 {
-        "These runs differ before training already: compare a run with its own `before`."
-    } else {
-        SAME
-    };
+    let note = note_on_inputs(runs, references.len(), before.len());
     let mut columns: Vec<Column> = references.into_iter().map(|(_, column)| column).collect();
     let mut shown = BTreeSet::new();
     for (indices, column) in before {
@@ -158,6 +152,7 @@ fn columns_of_runs(runs: &[RunFiles]) -> Result<(Vec<Column>, String)> {
             columns.push(Column { heading: runs[i].name.clone(), ..moment_column(&runs[i], "after")? });
         }
     }
+    // Runs without videos before training come last.
     for (_, run) in runs.iter().enumerate().filter(|(i, _)| !shown.contains(i)) {
         columns.push(Column { heading: run.name.clone(), ..moment_column(run, "after")? });
     }
@@ -165,20 +160,36 @@ fn columns_of_runs(runs: &[RunFiles]) -> Result<(Vec<Column>, String)> {
     Ok((columns, note.into()))
 }
 
+/// A note that says whether the videos of several runs have the same inputs. `references` and `before` are the numbers
+/// of different columns of references, and of videos before training.
+fn note_on_inputs(runs: &[RunFiles], references: usize, before: usize) -> &'static str {
+    let noise_seed = |run: &RunFiles| {
+        let noise_seed = run.settings.get("noise_seed").filter(|seed| *seed != "null");
+        noise_seed.or(run.settings.get("seed")).cloned()
+    };
+    if runs.iter().any(|run| noise_seed(run) != noise_seed(&runs[0])) {
+        "`seed` differs between these runs, and with it the noise of their videos: compare a run with its own `before`."
+    } else if references > 1 {
+        "These runs were evaluated on different clips: compare a run with its own `before`."
+    } else if before > 1 {
+        "These runs differ before training already: compare a run with its own `before`."
+    } else {
+        SAME_INPUTS
+    }
+}
+
 /// The videos of a moment in several runs: one column for all runs in which they are equal, with the indices of these
-/// runs. Runs without videos of the moment are left out. Videos are compared for the clips that both runs have.
-fn equal_columns(runs: &[RunFiles], name: &str) -> Result<Vec<(Vec<usize>, Column)>> {
+/// runs. Runs without videos of the moment are left out.
+fn equal_columns(runs: &[RunFiles], moment: &str) -> Result<Vec<(Vec<usize>, Column)>> {
     let mut groups: Vec<(Vec<usize>, Column)> = Vec::new();
     for (i, run) in runs.iter().enumerate() {
-        let column = moment_column(run, name)?;
-        let Some(first_clip) = column.videos.keys().next() else { continue };
+        let column = moment_column(run, moment)?;
+        if column.videos.is_empty() {
+            continue;
+        }
         let mut equal_group = None;
         for (position, (_, group)) in groups.iter().enumerate() {
-            let common: Vec<&String> = column.videos.keys().filter(|clip| group.videos.contains_key(*clip)).collect();
-            let is_equal = |clip: &&String| equal_files(&column.videos[*clip], &group.videos[*clip]);
-            if group.videos.contains_key(first_clip)
-                && common.iter().map(is_equal).collect::<Result<Vec<_>>>()?.iter().all(|is_equal| *is_equal)
-            {
+            if are_equal(&column, group)? {
                 equal_group = Some(position);
                 break;
             }
@@ -198,24 +209,43 @@ fn equal_columns(runs: &[RunFiles], name: &str) -> Result<Vec<(Vec<usize>, Colum
     if groups.len() > 1 {
         for (indices, column) in &mut groups {
             let names: Vec<&str> = indices.iter().map(|i| runs[*i].name.as_str()).collect();
-            column.heading = format!("{name}, {}", names.join(", "));
+            column.heading = format!("{moment}, {}", names.join(", "));
         }
     }
     Ok(groups)
 }
 
-fn equal_files(a: &Path, b: &Path) -> Result<bool> {
-    let read = |path: &Path| files::read(path, BYTES).map_err(Error::file("read", path));
+/// Whether the videos of two columns are equal for the clips that both have. The first clip of `column` must be among
+/// these clips.
+fn are_equal(column: &Column, other: &Column) -> Result<bool> {
+    let has_first_clip = column.videos.keys().next().is_some_and(|clip| other.videos.contains_key(clip));
+    if !has_first_clip {
+        return Ok(false);
+    }
+    for (clip, path) in &column.videos {
+        if let Some(other_path) = other.videos.get(clip)
+            && !have_equal_bytes(path, other_path)?
+        {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Whether two files have the same contents. Fails if one is larger than [`MAX_PAGE_BYTES`].
+fn have_equal_bytes(a: &Path, b: &Path) -> Result<bool> {
+    let read = |path: &Path| files::read(path, MAX_PAGE_BYTES).map_err(Error::file("read", path));
     Ok(read(a)? == read(b)?)
 }
 
-/// At most `count` of the items: the first, the last, and some at equal distances between them.
+/// `count` of the items (all, if they are fewer): the first, the last, and some at equal distances between them. A
+/// `count` below 2 returns all items.
 fn spread<T>(items: Vec<T>, count: usize) -> Vec<T> {
-    let n = items.len();
-    if n <= count || count < 2 {
+    if items.len() <= count || count < 2 {
         return items;
     }
-    let chosen: BTreeSet<usize> = (0..count).map(|i| i * (n - 1) / (count - 1)).collect();
+    let last = items.len() - 1;
+    let chosen: BTreeSet<usize> = (0..count).map(|i| i * last / (count - 1)).collect();
     items.into_iter().enumerate().filter(|(i, _)| chosen.contains(i)).map(|(_, item)| item).collect()
 }
 
@@ -231,17 +261,17 @@ fn step_folders(run: &Path) -> Result<Vec<(u64, PathBuf)>> {
     Ok(folders)
 }
 
-/// The column of a moment of a run.
-fn moment_column(run: &RunFiles, name: &str) -> Result<Column> {
+/// The column of a moment of a run: `reference`, `before` or `after`.
+fn moment_column(run: &RunFiles, moment: &str) -> Result<Column> {
     let evaluations = &run.record.evaluations;
-    let evaluation = match name {
+    let evaluation = match moment {
         "before" => evaluations.first().filter(|evaluation| evaluation.step == 0),
         "after" => evaluations.last(),
         _ => None,
     };
     let results = evaluation.map(|evaluation| evaluation.results.clone()).unwrap_or_default();
-    let videos = mp4_files(&run.path.join("samples").join(name), VideoKind::Evaluated)?;
-    Ok(Column { heading: name.into(), videos, results })
+    let videos = mp4_files(&run.path.join("samples").join(moment), VideoKind::Evaluated)?;
+    Ok(Column { heading: moment.into(), videos, results })
 }
 
 /// The kind of the videos in a folder. A step's folder may have both kinds.
@@ -258,7 +288,7 @@ fn mp4_files(folder: &Path, kind: VideoKind) -> Result<BTreeMap<String, PathBuf>
         let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         files::refuse_links(folder, &path)?;
         let is_video = path.extension().is_some_and(|e| e == "mp4") && !name.starts_with('.');
-        let is_sample = name.starts_with(TRAINING);
+        let is_sample = name.starts_with(TRAINING_PREFIX);
         if is_video && is_sample == (kind == VideoKind::TrainingSample) {
             found.insert(name, path);
         }
@@ -266,6 +296,7 @@ fn mp4_files(folder: &Path, kind: VideoKind) -> Result<BTreeMap<String, PathBuf>
     Ok(found)
 }
 
+/// The paths of the files and folders in a folder; none if it does not exist.
 fn entries(folder: &Path) -> Result<Vec<PathBuf>> {
     match std::fs::read_dir(folder) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => Ok(Vec::new()),
@@ -274,30 +305,30 @@ fn entries(folder: &Path) -> Result<Vec<PathBuf>> {
     }
 }
 
-/// A video for the page's template: its path, and the address of its contents. A video that does not fit into the page
-/// has no address.
+/// A video for the page's template: its path, and its `src` in HTML. A video that does not fit into the page has no
+/// `src`.
 fn video(path: &Path, source: &mut Videos<'_>) -> Result<Value> {
-    let failed = || Error::file("read", path);
-    let metadata = files::open(path).and_then(|file| file.metadata()).map_err(failed())?;
+    let metadata = files::open(path).and_then(|file| file.metadata()).map_err(Error::file("read", path))?;
     let src = match source {
         Videos::Embedded { budget } if metadata.len() > *budget => None,
         Videos::Embedded { budget } => {
             *budget -= metadata.len();
-            let bytes = files::read(path, BYTES).map_err(failed())?;
+            let bytes = files::read(path, MAX_PAGE_BYTES).map_err(Error::file("read", path))?;
             // Marked as safe, because escaping would replace each `/` of Base64 by five characters. No other character
             // of Base64 needs escaping.
             Some(Value::from_safe_string(format!("data:video/mp4;base64,{}", STANDARD.encode(bytes))))
         }
         Videos::Linked { runs, token } => {
+            // The position of the run that has the video, and the path within that run.
             let path_in = |(i, run): (usize, &RunFiles)| Some((i, path.strip_prefix(&run.path).ok()?.to_str()?));
+            let found = runs.iter().enumerate().find_map(path_in);
             // The time is part of the address, so that the browser loads a file again after it was written anew.
             let written = metadata.modified().ok().and_then(|time| time.duration_since(SystemTime::UNIX_EPOCH).ok());
             let written = written.unwrap_or_default().as_nanos();
-            let address = |(run, at)| {
-                let at = URL_SAFE_NO_PAD.encode(at);
+            found.map(|(run, path_in_run)| {
+                let at = URL_SAFE_NO_PAD.encode(path_in_run);
                 Value::from(format!("video?run={run}&at={at}&written={written}&token={token}"))
-            };
-            runs.iter().enumerate().find_map(path_in).map(address)
+            })
         }
     };
     Ok(context! { path => path.display().to_string(), src })
@@ -306,11 +337,12 @@ fn video(path: &Path, source: &mut Videos<'_>) -> Result<Value> {
 /// The file of a video by the value `at` of its address, which is the encoded path within the run directory. `None` if
 /// the path is not a video below `samples/`.
 pub fn linked(run: &Path, at: &str) -> Option<PathBuf> {
-    let within_run = PathBuf::from(String::from_utf8(URL_SAFE_NO_PAD.decode(at).ok()?).ok()?);
-    let is_plain = within_run.components().all(|part| matches!(part, Component::Normal(_)));
-    let path = run.join(&within_run);
-    let is_video = is_plain && within_run.starts_with("samples") && within_run.extension().is_some_and(|e| e == "mp4");
-    (is_video && files::refuse_links(run, &path).is_ok()).then_some(path)
+    let path_in_run = PathBuf::from(String::from_utf8(URL_SAFE_NO_PAD.decode(at).ok()?).ok()?);
+    // Without `..` and without a root.
+    let stays_inside = path_in_run.components().all(|part| matches!(part, Component::Normal(_)));
+    let is_video = path_in_run.starts_with("samples") && path_in_run.extension().is_some_and(|e| e == "mp4");
+    let path = run.join(&path_in_run);
+    (stays_inside && is_video && files::refuse_links(run, &path).is_ok()).then_some(path)
 }
 
 #[cfg(test)]
@@ -358,7 +390,7 @@ mod tests {
         let made = |name, seed, before, score| evaluated(dir.path(), name, seed, before, score);
         let runs = [made("a", 1, "b", 0.5), made("b", 1, "b", 0.5), made("c", 7, "other", 0.75)];
         let shown = clips(&runs[..2], &mut Videos::Embedded { budget: 1000 }).unwrap();
-        assert_eq!(shown.get_attr("note").unwrap().as_str(), Some(SAME));
+        assert_eq!(shown.get_attr("note").unwrap().as_str(), Some(SAME_INPUTS));
         let first = ["reference", "before 0.250", "a 0.250", "b 0.250"];
         assert_eq!(
             rows(&shown),

@@ -53,7 +53,7 @@ fn accepts_other_minor_versions_with_the_same_types() {
     let path = dir.path().join("libother.so");
     std::fs::write(&path, with_version(major, minor + 1)).unwrap();
     let plugin = load(&path).unwrap();
-    assert!(plugin.abi == [major, minor + 1] && plugin.layout_checked);
+    assert!(plugin.abi == [major, minor + 1] && plugin.is_layout_checked);
 }
 
 #[test]
@@ -133,7 +133,7 @@ fn rejects_two_plugins_of_one_name() {
     let copy = dir.path().join("libcopy.so");
     std::fs::copy(library("sharpness_reward"), &copy).unwrap();
     let (first, second) = (plugin("sharpness_reward"), load(&copy).unwrap());
-    let error = registry(&first).with_components(&second.registrations(), Replaces::LinkedIn).err().unwrap();
+    let error = registry(&first).with_components(&second.registrations(), Replaces::Linked).err().unwrap();
     names("copy", &error, &["reward `edges` is registered twice", "libsharpness_reward.so", "libcopy.so"]);
 }
 
@@ -174,7 +174,7 @@ fn discovers_the_plugins_of_a_search_path() {
     std::fs::write(dir.path().join("README"), b"text").unwrap();
     let found = discover(&std::env::join_paths([dir.path(), Path::new("/nowhere")]).unwrap());
     assert_eq!(found.iter().map(|p| p.name.as_str()).collect::<Vec<_>>(), ["color_reward"]);
-    assert!(found[0].layout_checked && found[0].abi == ABI_VERSION);
+    assert!(found[0].is_layout_checked && found[0].abi == ABI_VERSION);
 }
 
 const CONTRAST: &str = include_str!("../../../../plugins/contrast_reward_c/contrast.c");
@@ -184,7 +184,7 @@ fn loads_a_reward_in_c() {
     let dir = tempfile::tempdir().unwrap();
     let Some(path) = compile(&dir, "contrast", CONTRAST, &[]) else { return };
     let plugin = load(path).unwrap();
-    assert!(!plugin.layout_checked && plugin.authors == "The authors of roll");
+    assert!(!plugin.is_layout_checked && plugin.authors == "The authors of roll");
     assert_eq!(plugin.components[0].options()[0].about, "Factor of the score, above 0");
     let registry = registry(&plugin);
     let make =

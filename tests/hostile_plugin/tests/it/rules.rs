@@ -230,7 +230,7 @@ fn p6_missing_fields_have_defaults_and_unknown_ones_are_passed_over() {
         assert_eq!(used(plugin).unwrap(), (expected, vec![]), "{answers:?}");
     }
     let plugin = library(&[plain], &["MINOR=7"]).unwrap().unwrap();
-    assert_eq!((plugin.abi, plugin.version.as_str(), plugin.layout_checked), ([1, 7], "", false));
+    assert_eq!((plugin.abi, plugin.version.as_str(), plugin.is_layout_checked), ([1, 7], "", false));
     let reward = registry(&plugin).reward("liar", &Options::new(), &context()).unwrap();
     let facts = (reward.measures(), reward.terms(), reward.on_missing(), reward.differentiable());
     assert_eq!(facts, (Default::default(), vec![], Default::default(), false));

@@ -28,7 +28,7 @@ use template::{Turn, TurnTemplate, without_end};
 use worlds::Worlds;
 
 /// The episodes that a rollout plays.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug, Default)]
 pub struct EpisodePlan {
     /// Training step, part of the keys of random draws.
     pub step: u64,
@@ -36,14 +36,58 @@ pub struct EpisodePlan {
     pub first_group: usize,
     /// Number of groups that this rank plays.
     pub groups: usize,
-    /// Number of groups that all ranks play.
+    /// Number of groups that all ranks play in a step.
     pub all_groups: usize,
+    /// Number of groups that were refilled before, by the index of their world ([`Environment::kinds`]).
+    pub refilled: Vec<u64>,
+    /// The groups of all ranks that are refilled. Their positions take the place of the numbers of groups above. Empty:
+    /// no refill.
+    pub replaced: Vec<usize>,
     /// Episodes per group.
     pub group_size: usize,
     /// Temperature of the answers.
     pub temperature: f64,
     /// Whether this is a validation: its starts are never seen in training, and are the same at every step.
     pub held_out: bool,
+}
+
+impl EpisodePlan {
+    /// The number of group `i` of this rank, over all ranks and rounds of the step.
+    fn group(&self, i: usize) -> usize {
+        let position = self.first_group + i;
+        // The number of a replaced group of an earlier round is beyond those of the first, too.
+        self.replaced.get(position).map_or(position, |replaced| replaced + self.all_groups)
+    }
+
+    /// The number by which `worlds` know group `i` of this rank.
+    fn place(&self, i: usize) -> usize {
+        self.group(i) % self.all_groups.max(1)
+    }
+
+    /// The number of group `i` of this rank among all groups of its world.
+    fn number(&self, worlds: &Worlds, i: usize) -> u64 {
+        let (place, all) = (self.place(i), self.all_groups);
+        let world = worlds.world_of(place, all);
+        let refilled_before = self.refilled.get(world).copied().unwrap_or(0);
+        let number = if self.replaced.is_empty() {
+            // All validations have the same starts, and so the same numbers of groups.
+            worlds.number(if self.held_out { 0 } else { self.step }, place, all)
+        } else {
+            let before = &self.replaced[..self.first_group + i];
+            let of_world = |replaced: &&usize| worlds.world_of(**replaced % all.max(1), all) == world;
+            worlds.played_before(self.step + 1, world, all) + before.iter().filter(of_world).count() as u64
+        };
+        number + refilled_before
+    }
+
+    /// Adds the groups that this plan refills, by their worlds.
+    pub fn count_refilled(&self, worlds: &Worlds, refilled: &mut Vec<u64>) {
+        for replaced in &self.replaced {
+            let world = worlds.world_of(replaced % self.all_groups.max(1), self.all_groups);
+            refilled.resize(refilled.len().max(world + 1), 0);
+            refilled[world] += 1;
+        }
+    }
 }
 
 /// The key of random draws that takes the place of the step for the starts of validations.
@@ -62,8 +106,10 @@ struct RunningEpisode<'a> {
     turn_start: Option<usize>,
     /// Results of tools that the agent has not read yet.
     results: Vec<String>,
-    /// Number of the group, over all ranks.
+    /// Number of the group, over all ranks and rounds of the step.
     group: usize,
+    /// Number of the group among all groups of its world, over all steps.
+    number: u64,
     /// Seed of the start, the same for all episodes of the group.
     seed: u64,
     /// Name of the world, or an empty text.
@@ -90,6 +136,10 @@ struct Rules<'a> {
     ends: &'a [String],
     /// Whether the system message is the beginning of the first user message.
     joins_system: bool,
+    /// Maximum number of tokens of a prompt and its answer.
+    token_budget: usize,
+    /// Whether long answers are punished.
+    punishes: bool,
 }
 
 /// Plays the episodes of `plan` and returns them in the order of their groups. There must be an environment for each
@@ -104,10 +154,11 @@ pub fn play(
 ) -> Result<Vec<Episode>> {
     let template = TurnTemplate::parse(&config.agent_template)?;
     let tools = Tools::new(&config.tools)?;
-    let ends = model.end_tokens().into_iter().map(|end| model.detokenize(&[end])).collect::<Result<Vec<String>>>()?;
-    let ends: Vec<String> = ends.into_iter().filter(|end| !end.is_empty()).collect();
+    let ends = end_texts(model)?;
     let joins_system = refuses_system(model, &config.agent_system_template);
-    let rules = Rules { config, template: &template, tools: &tools, ends: &ends, joins_system };
+    let token_budget = config.sequence_length.min(model.context_length());
+    let punishes = !plan.held_out;
+    let rules = Rules { config, template: &template, tools: &tools, ends: &ends, joins_system, token_budget, punishes };
     let (start_key, split) = if plan.held_out { (HELD_OUT, Split::Validation) } else { (plan.step, Split::Train) };
     let at_once = config.max_env_step_concurrent;
     let worlds = if plan.held_out {
@@ -120,31 +171,51 @@ pub fn play(
         .enumerate()
         .take(plan.groups * plan.group_size)
         .map(|(i, environment)| {
-            let group = plan.first_group + i / plan.group_size;
-            let drawn = noise.generator(Purpose::Environments, start_key, group as u64).next_u64();
-            let (tag, seed) = worlds.seed(drawn, group, plan.all_groups);
-            RunningEpisode::new(environment.as_mut(), tag, group, seed)
+            let i = i / plan.group_size;
+            let drawn = noise.generator(Purpose::Environments, start_key, plan.group(i) as u64).next_u64();
+            let (tag, seed) = worlds.seed(drawn, plan.place(i), plan.all_groups);
+            let number = plan.number(&worlds, i);
+            RunningEpisode::new(environment.as_mut(), tag, plan.group(i), number, seed)
         })
         .collect();
-    // All validations have the same starts, and so the same numbers of groups.
-    let step_of_numbers = if plan.held_out { 0 } else { plan.step };
     in_parallel(&mut episodes, at_once, |episode| {
-        let number = worlds.number(step_of_numbers, episode.group, plan.all_groups);
-        if let Err(e) = episode.begin(split, number) {
+        if let Err(e) = episode.begin(split) {
             episode.fail(&e);
         }
     });
-    let played = play_rounds(&rules, plan, model, &mut episodes, noise, progress);
+    let played = play_rounds(&rules, &plan, model, &mut episodes, noise, progress);
     // Environments must learn that their episodes are over, also after an error.
     in_parallel(&mut episodes, at_once, RunningEpisode::leave);
     played?;
     Ok(episodes.into_iter().map(RunningEpisode::finish).collect())
 }
 
+/// As [`play`], with as many groups at a time as there are environments for.
+pub fn play_in_parts(
+    config: &AgenticPpoConfig,
+    plan: &EpisodePlan,
+    model: &mut dyn LanguageModel,
+    environments: &mut [Box<dyn Environment>],
+    noise: &Noise,
+    progress: &dyn Progress,
+) -> Result<Vec<Episode>> {
+    let at_once = (environments.len() / plan.group_size.max(1)).max(1);
+    let mut episodes = Vec::new();
+    for played in (0..plan.groups).step_by(at_once) {
+        let part = EpisodePlan {
+            first_group: plan.first_group + played,
+            groups: at_once.min(plan.groups - played),
+            ..plan.clone()
+        };
+        episodes.extend(play(config, part, model, environments, noise, progress)?);
+    }
+    Ok(episodes)
+}
+
 /// Plays rounds until every episode has ended or used up its turns.
 fn play_rounds(
     rules: &Rules<'_>,
-    plan: EpisodePlan,
+    plan: &EpisodePlan,
     model: &mut dyn LanguageModel,
     episodes: &mut [RunningEpisode<'_>],
     noise: &Noise,
@@ -153,7 +224,7 @@ fn play_rounds(
     let (rules, config) = (*rules, rules.config);
     // A turn is an answer to the environment, after at most the permitted number of answers with calls of tools.
     let answers_of_a_turn = if rules.tools.is_empty() { 1 } else { config.max_tool_calls.saturating_add(1) };
-    let token_budget = config.sequence_length.min(model.context_length());
+    let token_budget = rules.token_budget;
     for round in 0..config.max_actions_per_traj.saturating_mul(answers_of_a_turn) {
         if episodes.iter().all(|episode| episode.ended.is_some()) {
             break;
@@ -172,7 +243,7 @@ fn play_rounds(
         let mut acting = Vec::new();
         for (i, episode) in episodes.iter_mut().enumerate() {
             if let Some(generation) = answers.get(&i)
-                && let Some(answer) = episode.answer(model, generation)?
+                && let Some(answer) = episode.answer(model, generation, rules)?
             {
                 acting.push((episode, answer));
             }
@@ -187,6 +258,12 @@ fn play_rounds(
     Ok(())
 }
 
+/// The texts of the tokens that end an answer.
+fn end_texts(model: &dyn LanguageModel) -> Result<Vec<String>> {
+    let texts = model.end_tokens().into_iter().map(|end| model.detokenize(&[end])).collect::<Result<Vec<String>>>()?;
+    Ok(texts.into_iter().filter(|end| !end.is_empty()).collect())
+}
+
 /// Begins an episode of each world up to the agent's first prompt. Fails if the environment does not begin it, if the
 /// prompt cannot be written, or if it leaves no room for an answer.
 pub fn check_beginning(
@@ -197,12 +274,14 @@ pub fn check_beginning(
     let template = TurnTemplate::parse(&config.agent_template)?;
     let tools = Tools::new(&config.tools)?;
     let joins_system = refuses_system(model, &config.agent_system_template);
-    let rules = Rules { config, template: &template, tools: &tools, ends: &[], joins_system };
     let token_budget = config.sequence_length.min(model.context_length());
+    let rules =
+        Rules { config, template: &template, tools: &tools, ends: &[], joins_system, token_budget, punishes: false };
+    let ends = end_texts(model)?;
     // The seed selects the world of an environment with several.
     for seed in 0..environment.kinds().len().max(1) as u64 {
-        let mut episode = RunningEpisode::new(environment, String::new(), 0, seed);
-        episode.begin(Split::Train, seed).while_doing(|| "beginning an episode".into())?;
+        let mut episode = RunningEpisode::new(environment, String::new(), 0, seed, seed);
+        episode.begin(Split::Train).while_doing(|| "beginning an episode".into())?;
         episode.leave();
         episode.ask(model, rules).while_doing(|| "writing the agent's first prompt".into())?;
         let length = episode.conversation.len();
@@ -213,7 +292,13 @@ pub fn check_beginning(
         }
         let text = model.detokenize(&episode.conversation.tokens)?;
         let kind = environment.kinds().get(seed as usize).map(|kind| format!(" in `{kind}`")).unwrap_or_default();
-        tracing::info!("the agent's first prompt{kind}, {length} tokens:\n{}", excerpt(&text));
+        let most = config.max_tokens_per_step.min(token_budget - length);
+        tracing::info!(
+            "the agent's first prompt{kind}, {length} tokens:\n{}\n[here the agent writes at most {most} tokens{}; these \
+             are trained on, and no others]",
+            excerpt(&text),
+            if ends.is_empty() { String::new() } else { format!(", up to `{}`", ends.join("` or `")) }
+        );
     }
     Ok(())
 }
@@ -244,13 +329,15 @@ fn refuses_system(model: &dyn LanguageModel, system: &str) -> bool {
 struct Answer {
     text: String,
     tokens: std::ops::Range<usize>,
+    /// Whether a limit on tokens cut it off.
+    is_truncated: bool,
 }
 
 /// Generates an answer for every episode that has not ended, and returns the answers by the position of the episode.
 /// Prompt and answer have at most `token_budget` tokens together.
 fn generate_answers(
     config: &AgenticPpoConfig,
-    plan: EpisodePlan,
+    plan: &EpisodePlan,
     round: usize,
     token_budget: usize,
     model: &mut dyn LanguageModel,
@@ -260,11 +347,11 @@ fn generate_answers(
     let continuing: Vec<usize> = (0..episodes.len()).filter(|i| episodes[*i].ended.is_none()).collect();
     let purpose = if plan.held_out { Purpose::Evaluation } else { Purpose::Tokens };
     let seed = noise.generator(purpose, plan.step, round as u64).next_u64();
-    let first_number = plan.first_group * plan.group_size;
+    let number = |i: usize| (plan.group(i / plan.group_size) * plan.group_size + i % plan.group_size) as u64;
     let mut answers = BTreeMap::new();
     for positions in continuing.chunks(config.infer_batch_size) {
         let prompts: Vec<Vec<u32>> = positions.iter().map(|i| episodes[*i].conversation.prompt().to_vec()).collect();
-        let numbers = positions.iter().map(|i| (first_number + i) as u64).collect();
+        let numbers = positions.iter().map(|i| number(*i)).collect();
         let limits = prompts.iter().map(|prompt| token_budget - prompt.len()).collect();
         let sampling = config.sampling(plan.temperature, limits, seed, numbers);
         let generations = model.generate(&prompts, &sampling)?;
@@ -281,7 +368,7 @@ fn generate_answers(
 }
 
 impl<'a> RunningEpisode<'a> {
-    fn new(environment: &'a mut dyn Environment, tag: String, group: usize, seed: u64) -> Self {
+    fn new(environment: &'a mut dyn Environment, tag: String, group: usize, number: u64, seed: u64) -> Self {
         Self {
             tag,
             environment,
@@ -292,6 +379,7 @@ impl<'a> RunningEpisode<'a> {
             turn_start: None,
             results: Vec::new(),
             group,
+            number,
             seed,
             ended: None,
             is_open: false,
@@ -299,8 +387,8 @@ impl<'a> RunningEpisode<'a> {
     }
 
     /// Lets the environment begin the episode.
-    fn begin(&mut self, split: Split, number: u64) -> Result<()> {
-        self.environment.enter(split, number)?;
+    fn begin(&mut self, split: Split) -> Result<()> {
+        self.environment.enter(split, self.number)?;
         self.is_open = true;
         self.observation = self.environment.reset(self.seed)?.text;
         Ok(())
@@ -318,7 +406,7 @@ impl<'a> RunningEpisode<'a> {
     /// Extends the conversation by what the agent reads next: results of its tools if there are any, otherwise the
     /// message of a new turn. With `history_length`, a new turn begins a prompt of its own.
     fn ask(&mut self, model: &dyn LanguageModel, rules: Rules<'_>) -> Result<()> {
-        let Rules { config, template, tools, ends, joins_system } = rules;
+        let Rules { config, template, tools, ends, joins_system, .. } = rules;
         if !self.results.is_empty() {
             let messages = self.results.drain(..).enumerate().map(|(i, result)| tools::result(i, result)).collect();
             return self.conversation.ask(model, tools, messages);
@@ -357,20 +445,29 @@ impl<'a> RunningEpisode<'a> {
 
     /// Adds the agent's answer to the conversation. An empty generation ends the episode, which has no tokens left: the
     /// result is then `None`.
-    fn answer(&mut self, model: &dyn LanguageModel, generation: &Generation) -> Result<Option<Answer>> {
+    fn answer(
+        &mut self,
+        model: &dyn LanguageModel,
+        generation: &Generation,
+        rules: Rules<'_>,
+    ) -> Result<Option<Answer>> {
         if generation.tokens.is_empty() {
             self.end(Ending::TokenLimit);
             return Ok(None);
         }
         let start = self.conversation.len();
+        let limit = rules.token_budget.saturating_sub(self.conversation.prompt().len());
         let text = self.conversation.answer(model, generation)?;
-        Ok(Some(Answer { text, tokens: start..self.conversation.len() }))
+        let ended_itself = generation.tokens.last().is_some_and(|last| model.end_tokens().contains(last))
+            || rules.config.stop.iter().any(|stop| text.contains(stop.as_str()));
+        let is_truncated = generation.tokens.len() >= limit.min(rules.config.max_tokens_per_step) && !ended_itself;
+        Ok(Some(Answer { text, tokens: start..self.conversation.len(), is_truncated }))
     }
 
     /// Runs the tools that the answer calls. If it calls none, or no more calls are allowed, hands the answer to the
     /// environment, which ends the turn.
-    fn act(&mut self, answer: &mut Answer, Rules { config, tools, ends, .. }: Rules<'_>) {
-        let Answer { text: response, tokens } = answer;
+    fn act(&mut self, answer: &mut Answer, Rules { config, tools, ends, punishes, .. }: Rules<'_>) {
+        let Answer { text: response, tokens, is_truncated } = answer;
         let text = without_end(response, ends);
         let turn_start = *self.turn_start.get_or_insert(tokens.start);
         let calls_left = config.max_tool_calls.saturating_sub(self.calls.len());
@@ -388,13 +485,16 @@ impl<'a> RunningEpisode<'a> {
         if !next.reward.is_finite() {
             return self.fail(&Error::NonFinite { what: "the reward of the environment".into(), value: next.reward });
         }
+        let penalty = if punishes { config.penalty(tokens.len(), *is_truncated) } else { 0.0 };
         let observation = std::mem::replace(&mut self.observation, next.observation.text);
         let response = std::mem::take(response);
         self.turn_start = None;
         self.steps.push(Step {
             observation,
             response,
-            reward: next.reward,
+            reward: next.reward - penalty,
+            penalty,
+            truncated: *is_truncated,
             action: self.environment.action(),
             valid: next.valid,
             tokens: turn_start..tokens.end,
@@ -440,6 +540,7 @@ impl<'a> RunningEpisode<'a> {
                 tokens: turn_start..last + 1,
                 begins,
                 calls: self.calls,
+                truncated: true,
                 ..Step::default()
             });
         }

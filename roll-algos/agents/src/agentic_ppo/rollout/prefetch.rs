@@ -101,12 +101,13 @@ impl Prefetcher {
         let mut environments = std::mem::take(&mut state.environments);
         let (config, noise, stop) = (config.clone(), noise.clone(), Arc::new(AtomicBool::new(false)));
         let progress = Stoppable(Arc::clone(&stop));
+        let step = plan.step;
         let work = move || {
             let episodes = play(&config, plan, policy.as_mut(), &mut environments, &noise, &progress);
-            (environments, episodes.map(|episodes| PrefetchedRollout { step: plan.step, episodes }))
+            (environments, episodes.map(|episodes| PrefetchedRollout { step, episodes }))
         };
         let thread = threads::spawn("a rollout", work).map_err(Error::failed("the next rollout cannot be played"))?;
-        state.thread = Some(RunningRollout { thread, step: plan.step, policy: parameters, stop });
+        state.thread = Some(RunningRollout { thread, step, policy: parameters, stop });
         Ok(())
     }
 

@@ -68,7 +68,8 @@ fn config() -> AgenticPpoConfig {
 }
 
 fn plan(step: u64, held_out: bool) -> EpisodePlan {
-    EpisodePlan { step, first_group: 0, groups: 2, all_groups: 2, group_size: 3, temperature: 1.0, held_out }
+    let rest = EpisodePlan::default();
+    EpisodePlan { step, groups: 2, all_groups: 2, group_size: 3, temperature: 1.0, held_out, ..rest }
 }
 
 fn rollout(
@@ -123,7 +124,7 @@ fn turns_with_prompts_of_their_own_are_conversations_of_their_own() {
     config.check().unwrap();
     let mut model = Bigram::of("xy");
     let played = rollout(&config, plan(0, false), &mut worlds(9), &mut model).unwrap();
-    let samples = crate::agentic_ppo::batch::text_samples(&played, true);
+    let samples = crate::agentic_ppo::batch::text_samples(&played, true, Default::default());
     assert!(played.iter().all(|e| e.steps.len() == 3) && played.iter().any(|e| e.tokens.len() > 130));
     for sample in samples {
         let episode = &played[sample.episode];
@@ -207,7 +208,7 @@ fn episodes_near_their_token_limit_share_a_batch() {
     let config = AgenticPpoConfig { sequence_length: 24, max_tokens_per_step: 12, ..config() };
     let plan = EpisodePlan { groups: 8, all_groups: 8, group_size: 8, ..plan(0, false) };
     let mut model = Bigram::of("xy");
-    let played = rollout(&config, plan, &mut worlds, &mut model).unwrap();
+    let played = rollout(&config, plan.clone(), &mut worlds, &mut model).unwrap();
     assert_eq!(model.calls[0], 64);
     assert!(model.calls.len() <= config.max_actions_per_traj, "{:?}", model.calls);
     assert!(played.iter().all(|e| e.tokens.len() <= 24) && played.iter().any(|e| e.tokens.len() == 24));
@@ -381,7 +382,7 @@ fn environments_know_the_number_of_their_group_and_the_end_of_their_episode() {
         let mut worlds: Vec<Box<dyn Environment>> =
             (0..6).map(|_| Box::new(Logs(logged.clone(), Split::Train, String::new(), 0)) as _).collect();
         let plan = EpisodePlan { all_groups: 5, ..plan(step, held_out) };
-        rollout(&config(), plan, &mut worlds, &mut Bigram::of("xy")).unwrap();
+        rollout(&config(), plan.clone(), &mut worlds, &mut Bigram::of("xy")).unwrap();
         let logged = logged.lock().unwrap();
         let mut over: Vec<u64> =
             logged.iter().filter_map(|(_, said)| said.strip_prefix("over ")?.parse().ok()).collect();

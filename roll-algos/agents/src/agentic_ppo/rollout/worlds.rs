@@ -45,7 +45,7 @@ impl Worlds {
 
     /// Index of the world of group `group` of `groups`. The groups of one world follow one another, as in the
     /// reference.
-    fn world_of(&self, group: usize, groups: usize) -> usize {
+    pub fn world_of(&self, group: usize, groups: usize) -> usize {
         let total: usize = self.played.iter().map(|world| world.share).sum();
         // The first world whose cumulative share exceeds the position of the group, in units of shares.
         let position = group * total / groups.max(1);
@@ -88,6 +88,11 @@ impl Worlds {
         let is_same_world = |other: &usize| self.world_of(*other, groups) == index;
         let groups_of_world_below = |end: usize| (0..end).filter(is_same_world).count() as u64;
         step * groups_of_world_below(groups) + groups_of_world_below(group)
+    }
+
+    /// Number of groups of a world in the steps before `step`, each of `groups` groups.
+    pub fn played_before(&self, step: u64, world: usize, groups: usize) -> u64 {
+        step * (0..groups).filter(|group| self.world_of(*group, groups) == world).count() as u64
     }
 
     /// The name of the world of group `group` of `groups`, and the seed that opens it. The seed is made from `drawn` so

@@ -289,15 +289,7 @@ fn an_episode_without_tokens_for_an_answer_is_judged_with_its_calls() {
     };
     let mut model = Scripted::new(Letters, &["<tool_call>{\"name\": \"one\"}</tool_call>"]);
     let mut worlds: Vec<Box<dyn Environment>> = vec![Box::new(Counts(Vec::new()))];
-    let plan = EpisodePlan {
-        step: 0,
-        first_group: 0,
-        groups: 1,
-        all_groups: 1,
-        group_size: 1,
-        temperature: 1.0,
-        held_out: false,
-    };
+    let plan = EpisodePlan { groups: 1, all_groups: 1, group_size: 1, temperature: 1.0, ..EpisodePlan::default() };
     let noise = roll_core::Noise::new(3);
     let episode = play(&config, plan, &mut model, &mut worlds, &noise, &roll_core::Silent).unwrap().remove(0);
     assert!(episode.is_usable() && episode.ending == Ending::TokenLimit && !episode.solved, "{:?}", episode.ending);
@@ -306,7 +298,7 @@ fn an_episode_without_tokens_for_an_answer_is_judged_with_its_calls() {
     let written = episode.response.iter().filter(|written| **written).count();
     assert_eq!(written, model.given * (model.answers[0].len() + 1));
     assert_eq!(episode.response.last(), Some(&true));
-    let samples = crate::agentic_ppo::batch::text_samples(&[episode], true);
+    let samples = crate::agentic_ppo::batch::text_samples(&[episode], true, Default::default());
     assert_eq!(samples.iter().flat_map(|s| &s.response).filter(|r| **r).count(), written);
 }
 
@@ -329,15 +321,7 @@ fn tools_answer_within_a_turn_and_calls_are_in_the_record() {
     config.check().unwrap();
     let mut model = Scripted { texts: Letters, answers, given: 0 };
     let mut worlds: Vec<Box<dyn Environment>> = vec![Box::new(Counts(Vec::new()))];
-    let plan = EpisodePlan {
-        step: 0,
-        first_group: 0,
-        groups: 1,
-        all_groups: 1,
-        group_size: 1,
-        temperature: 1.0,
-        held_out: false,
-    };
+    let plan = EpisodePlan { groups: 1, all_groups: 1, group_size: 1, temperature: 1.0, ..EpisodePlan::default() };
     let noise = roll_core::Noise::new(3);
     let played = play(&config, plan, &mut model, &mut worlds, &noise, &roll_core::Silent).unwrap();
     let episode = &played[0];
@@ -367,7 +351,7 @@ fn tools_answer_within_a_turn_and_calls_are_in_the_record() {
     let whole = roll_core::LanguageModel::detokenize(&model, &episode.tokens).unwrap();
     assert!(whole.contains("$u:<tool_response>\n{\"n\":1}\n</tool_response>$a:"), "{whole}");
     // As samples of their own, turns train on their calls too.
-    let samples = crate::agentic_ppo::batch::text_samples(&played, true);
+    let samples = crate::agentic_ppo::batch::text_samples(&played, true, Default::default());
     let trained: usize = samples.iter().flat_map(|s| &s.response).filter(|r| **r).count();
     assert_eq!(trained, written.len());
 }

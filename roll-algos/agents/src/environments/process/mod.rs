@@ -16,8 +16,8 @@
 //!                                                    plays the next one
 //! ```
 
-mod child;
-mod limits;
+pub(super) mod child;
+pub(super) mod limits;
 #[cfg(test)]
 mod tests;
 

@@ -59,10 +59,10 @@ pub struct AwmTerm {
 }
 
 /// The clipped loss of a sample at a noise level. `power` is the p of [`Matching::Ghuber`].
-pub fn at_level(matching: Matching, power: f64, advantage: f64, range: ClipRange, at: &Noised<'_>) -> AwmTerm {
-    let log_prob = |velocity: &[f32]| matching.log_prob(at.flow_matching_loss(velocity), at.t, power);
-    let [new, slope] = log_prob(at.velocity);
-    let [old, _] = log_prob(at.old);
+pub fn at_level(matching: Matching, power: f64, advantage: f64, range: ClipRange, noised: &Noised<'_>) -> AwmTerm {
+    let log_prob = |velocity: &[f32]| matching.log_prob(noised.flow_matching_loss(velocity), noised.t, power);
+    let [new, slope] = log_prob(noised.velocity);
+    let [old, _] = log_prob(noised.old);
     let term = clipped(new - old, advantage, range);
-    AwmTerm { log_probs: [new, old], term, gradient: at.flow_matching_gradient(term.d_log_prob * slope) }
+    AwmTerm { log_probs: [new, old], term, gradient: noised.flow_matching_gradient(term.d_log_prob * slope) }
 }

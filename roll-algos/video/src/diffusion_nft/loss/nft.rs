@@ -87,21 +87,21 @@ impl Nft {
 
     /// The loss of one sample at one noise level. beta cancels in the gradient with respect to v:
     /// `bound (2 t / N) ((1 - r) e- / w- - r e+ / w+)`.
-    pub fn at(&self, advantage: f64, at: &Noised<'_>) -> NftTerm {
+    pub fn at(&self, advantage: f64, noised: &Noised<'_>) -> NftTerm {
         let &Self { beta, bound, .. } = self;
-        let v = |i: usize| f64::from(at.velocity[i]);
-        let old = |i: usize| f64::from(at.old[i]);
+        let v = |i: usize| f64::from(noised.velocity[i]);
+        let old = |i: usize| f64::from(noised.old[i]);
         let plus = |i: usize| beta * v(i) + (1.0 - beta) * old(i);
         let minus = |i: usize| (1.0 + beta) * old(i) - beta * v(i);
-        let weights = [at.weight(plus), at.weight(minus)];
-        let positive = at.mask.mean(|i| at.data_error(i, plus(i)).powi(2)) / weights[0];
-        let negative = at.mask.mean(|i| at.data_error(i, minus(i)).powi(2)) / weights[1];
+        let weights = [noised.weight(plus), noised.weight(minus)];
+        let positive = noised.mask.mean(|i| noised.data_error(i, plus(i)).powi(2)) / weights[0];
+        let negative = noised.mask.mean(|i| noised.data_error(i, minus(i)).powi(2)) / weights[1];
         let share = self.share(advantage);
         let value = bound * (share * positive + (1.0 - share) * negative) / beta;
-        let slope = bound * 2.0 * at.t / at.mask.count() as f64;
-        let gradient = at.mask.map(|i| {
-            let plus_error = at.data_error(i, plus(i)) / weights[0];
-            let minus_error = at.data_error(i, minus(i)) / weights[1];
+        let slope = bound * 2.0 * noised.t / noised.mask.count() as f64;
+        let gradient = noised.mask.map(|i| {
+            let plus_error = noised.data_error(i, plus(i)) / weights[0];
+            let minus_error = noised.data_error(i, minus(i)) / weights[1];
             slope * ((1.0 - share) * minus_error - share * plus_error)
         });
         NftTerm { share, positive, negative, weights, loss: ValueAndGradient { value, gradient } }

@@ -18,12 +18,12 @@ const MAX_LIST: usize = 64 << 20;
 
 /// Reads one object per line.
 pub(super) fn lines(path: &Path, text: &str, base: &Path) -> Result<Vec<MetadataRow>> {
-    let mut found = Vec::new();
+    let mut all_rows = Vec::new();
     for object in objects(path, text) {
         let (line, object) = object?;
-        found.extend(rows(&object, line, base).map_err(|problem| bad_line(path, line, problem))?);
+        all_rows.extend(rows(&object, line, base).map_err(|problem| bad_line(path, line, problem))?);
     }
-    Ok(found)
+    Ok(all_rows)
 }
 
 /// The objects of a text with one object per line, each with the number of its line.
@@ -110,8 +110,14 @@ fn rows(object: &Map<String, Value>, line: u64, base: &Path) -> Result<Vec<Metad
     };
     let mut videos: Vec<Option<String>> = match object.get(VIDEO) {
         Some(Value::Array(list)) => {
-            let names = list.iter().map(|v| v.as_str().filter(|s| !s.is_empty()).map(String::from));
-            names.map(|name| name.ok_or("`video`: expected strings in the list").map(Some)).collect::<Result<_, _>>()?
+            let mut names = Vec::new();
+            for value in list {
+                match value.as_str() {
+                    Some(name) if !name.is_empty() => names.push(Some(name.to_string())),
+                    _ => return Err("`video`: expected strings in the list".into()),
+                }
+            }
+            names
         }
         _ => vec![text_of(VIDEO)?],
     };

@@ -97,7 +97,7 @@ pub struct Metadata {
 
 impl Metadata {
     /// Reads the table or directory that `config` names. With `on_bad_sample: error`, a missing file or caption is an
-    /// error now instead of after hours of training. With `skip`, it is noticed when the row is read.
+    /// error now instead of after hours of training. With `skip`, the row is skipped when it is read.
     pub fn open(config: &DataConfig) -> Result<Self> {
         let Some(path) = &config.metadata else {
             return Err(Error::config(
@@ -191,6 +191,7 @@ impl Metadata {
             let pairs = [(&row.video, &other.video), (&row.image, &other.image)];
             pairs.into_iter().all(|pair| match pair {
                 (Some(a), Some(b)) => a == b || head(a).is_some_and(|h| head(b) == Some(h)),
+                // Neither row has the file, because their keys are equal.
                 _ => true,
             })
         };
@@ -201,10 +202,10 @@ impl Metadata {
         self.rows.iter().take(count).filter(is_in_other).collect()
     }
 
-    /// Probes the first `most` clips. Clips that cannot be read are left out of the result.
-    pub fn probe_clips(&self, decoder: Decoder, most: usize) -> Vec<(&Path, Probed)> {
+    /// Probes the first `count` clips. Clips that cannot be read are left out of the result.
+    pub fn probe_clips(&self, decoder: Decoder, count: usize) -> Vec<(&Path, Probed)> {
         let rows = self.rows.iter().filter(|row| row.is_first_window());
-        let clips: Vec<&PathBuf> = rows.filter_map(|row| row.video.as_ref()).take(most).collect();
+        let clips: Vec<&PathBuf> = rows.filter_map(|row| row.video.as_ref()).take(count).collect();
         clips.par_iter().filter_map(|clip| Some((clip.as_path(), probe(clip, decoder).ok()?))).collect()
     }
 
@@ -241,7 +242,8 @@ fn has_prompt_lines(path: &Path, text: &str) -> bool {
     is_txt && !is_json && !table::names_columns(text)
 }
 
-/// The text of a file. Fails if it has more than `max_bytes` or is not UTF-8. `what` describes the file in errors.
+/// The text of a file. Fails if the file has more than `max_bytes` or is not UTF-8. `what` describes the file in
+/// errors.
 fn text_of(path: &Path, max_bytes: u64, what: &str) -> Result<String> {
     let size = std::fs::metadata(path).map_err(Error::file("read the metadata", path))?.len();
     if size > max_bytes {

@@ -10,6 +10,7 @@ use roll_core::{
 
 use super::{COLUMNS, MASK, MetadataRow, VIDEO, checked_weight, listed, misspelt_video};
 
+/// The separators that a table may have.
 const DELIMITERS: [u8; 3] = [b',', b';', b'\t'];
 
 /// Opens a table; returns its reader and the names of its columns.
@@ -50,8 +51,8 @@ pub(super) fn rows(path: &Path, text: &str, base: &Path) -> Result<Vec<MetadataR
         let found: Vec<_> = headers.iter().collect();
         bad(format!("no column `{name}`; the first line names {}", listed(&found, name)))
     };
-    let (video, prompt) = (find(VIDEO), find("prompt").ok_or_else(|| missing("prompt"))?);
-    if video.is_none() && misspelt_video(&headers).is_some() {
+    let (video_column, prompt_column) = (find(VIDEO), find("prompt").ok_or_else(|| missing("prompt"))?);
+    if video_column.is_none() && misspelt_video(&headers).is_some() {
         return Err(missing(VIDEO));
     }
     for header in headers.iter().filter(|header| !COLUMNS.contains(header)) {
@@ -59,8 +60,9 @@ pub(super) fn rows(path: &Path, text: &str, base: &Path) -> Result<Vec<MetadataR
             tracing::warn!("{}: the column `{header}` is for rewards alone; did you mean `{near}`?", path.display());
         }
     }
-    let others = headers.iter().enumerate().filter(|(_, name)| !COLUMNS.contains(name));
-    let (image, end_image, weight_column) = (find("image").or(find("input_image")), find("end_image"), find("weight"));
+    let reward_columns = headers.iter().enumerate().filter(|(_, name)| !COLUMNS.contains(name));
+    let image_column = find("image").or(find("input_image"));
+    let (end_image_column, weight_column) = (find("end_image"), find("weight"));
 
     let mut rows = Vec::new();
     for record in reader.records() {
@@ -71,14 +73,14 @@ pub(super) fn rows(path: &Path, text: &str, base: &Path) -> Result<Vec<MetadataR
         let weight = weight_column.and_then(filled).map(|text| checked_weight(text.parse().ok(), text)).transpose();
         rows.push(MetadataRow {
             line,
-            prompt: record.get(prompt).unwrap_or("").into(),
+            prompt: record.get(prompt_column).unwrap_or("").into(),
             no_prompt: None,
-            video: path_in(video),
-            image: path_in(image),
-            end_image: path_in(end_image),
+            video: path_in(video_column),
+            image: path_in(image_column),
+            end_image: path_in(end_image_column),
             mask: path_in(find(MASK)),
             columns: Arc::new(
-                others.clone().filter_map(|(at, name)| Some((name.into(), filled(at)?.into()))).collect(),
+                reward_columns.clone().filter_map(|(at, name)| Some((name.into(), filled(at)?.into()))).collect(),
             ),
             weight: weight.map_err(|problem| bad(format!("line {line}: {problem}")))?,
             window: None,
@@ -103,11 +105,11 @@ fn unclosed_quote(text: &str, delimiter: u8) -> Option<u64> {
         /// After a quote inside quotes: either the closing quote, or the first of an escaped pair.
         Closed,
     }
-    let (mut state, mut line, mut opened) = (QuoteState::Begin, 1, 1);
+    let (mut state, mut line, mut line_of_quote) = (QuoteState::Begin, 1, 1);
     for byte in text.bytes() {
         state = match (state, byte) {
             (QuoteState::Begin, b'"') => {
-                opened = line;
+                line_of_quote = line;
                 QuoteState::Quoted
             }
             (QuoteState::Quoted, b'"') => QuoteState::Closed,
@@ -119,7 +121,7 @@ fn unclosed_quote(text: &str, delimiter: u8) -> Option<u64> {
         };
         line += u64::from(byte == b'\n');
     }
-    (state == QuoteState::Quoted).then_some(opened)
+    (state == QuoteState::Quoted).then_some(line_of_quote)
 }
 
 /// Whether the first line names the columns of a table.

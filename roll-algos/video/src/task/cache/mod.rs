@@ -22,9 +22,9 @@ pub use roll_backends::cache_directory::VARIABLE;
 /// Fails as [`open`] would, and leaves no directory behind.
 pub fn check(config: &DataConfig) -> Result<()> {
     let CacheDir::At(path) = &config.cache_dir else { return Ok(()) };
-    let missing: Vec<_> = path.ancestors().take_while(|path| !path.exists()).collect();
+    let new_directories: Vec<_> = path.ancestors().take_while(|path| !path.exists()).collect();
     CacheStore::open(path, config.cache_limit)?;
-    missing.iter().for_each(|made| drop(std::fs::remove_dir(made)));
+    new_directories.iter().for_each(|directory| drop(std::fs::remove_dir(directory)));
     Ok(())
 }
 

@@ -19,7 +19,8 @@ pub struct CachedModel {
     unit: VideoUnit,
     frame_rate: Option<f64>,
     takes_image: bool,
-    key: String,
+    /// See [`DiffusionModel::encoding_key`].
+    encoding_key: String,
     store: CacheStore,
 }
 
@@ -34,8 +35,8 @@ impl CachedModel {
             None => None,
         };
         match key_and_facts {
-            Some((key, (facts, unit, frame_rate, takes_image))) => {
-                Ok(Box::new(Self { inner, facts, unit, frame_rate, takes_image, key, store: store.clone() }))
+            Some((encoding_key, (facts, unit, frame_rate, takes_image))) => {
+                Ok(Box::new(Self { inner, facts, unit, frame_rate, takes_image, encoding_key, store: store.clone() }))
             }
             None => {
                 tracing::info!("`data.cache_dir`: the model cannot tell what its encodings depend on; none is kept");
@@ -44,13 +45,14 @@ impl CachedModel {
         }
     }
 
-    fn key(&self, kind: &str) -> Fingerprint {
-        Fingerprint::new(kind).text("version", env!("CARGO_PKG_VERSION")).text("model", &self.key)
+    /// Begins the fingerprint of an encoding of this kind.
+    fn fingerprint(&self, kind: &str) -> Fingerprint {
+        Fingerprint::new(kind).text("version", env!("CARGO_PKG_VERSION")).text("model", &self.encoding_key)
     }
 }
 
 fn diffusion(model: &mut dyn Model) -> Result<&mut dyn DiffusionModel> {
-    model.as_diffusion().ok_or_else(|| Error::Misuse("a diffusion model is none any more".into()))
+    model.as_diffusion().ok_or_else(|| Error::Misuse("the wrapped model is no diffusion model any more".into()))
 }
 
 #[deny(clippy::missing_trait_methods)]
@@ -141,7 +143,7 @@ impl DiffusionModel for CachedModel {
     }
 
     fn encoding_key(&self) -> Result<Option<String>> {
-        Ok(Some(self.key.clone()))
+        Ok(Some(self.encoding_key.clone()))
     }
 
     fn schedule(&self) -> ScheduleFacts {
@@ -157,7 +159,7 @@ impl DiffusionModel for CachedModel {
     }
 
     fn encode(&mut self, input: &ConditionInput) -> Result<Conditioning> {
-        let mut key = self.key("conditioning").text("prompt", &input.prompt).text("frames", input.frames);
+        let mut key = self.fingerprint("conditioning").text("prompt", &input.prompt).text("frames", input.frames);
         key = key.text("size", format_args!("{:?}", input.size));
         for (name, image) in [("image", &input.image), ("end image", &input.end_image)] {
             key = match image {
@@ -172,7 +174,7 @@ impl DiffusionModel for CachedModel {
     }
 
     fn encode_video(&mut self, frames: &Tensor) -> Result<Tensor> {
-        let key = self.key("latents").tensor("frames", frames);
+        let key = self.fingerprint("latents").tensor("frames", frames);
         let inner = &mut self.inner;
         let mut state = self.store.get("latents", &key.finish(), || {
             Ok([(LATENTS.to_string(), diffusion(inner.as_mut())?.encode_video(frames)?)].into())
@@ -181,13 +183,17 @@ impl DiffusionModel for CachedModel {
     }
 }
 
+/// Name of the tensor of a clip's latents.
 const LATENTS: &str = "latents";
+/// Name of the tensor with the shape of the latents to generate.
 const SHAPE: &str = "latent_shape";
 
+/// The error of a cached encoding without a tensor that it must have.
 fn absent(name: &str) -> Error {
     Error::Misuse(format!("a kept encoding has no tensor `{name}`: empty `data.cache_dir`"))
 }
 
+/// The tensors of a conditioning, by name.
 fn to_state(conditioning: Conditioning) -> Result<StateDict> {
     let Conditioning { context, channels, image_tokens, first_frame, latent_shape } = conditioning;
     let shape = Tensor::new(latent_shape.map(|n| n as i64).to_vec(), [4])?;
@@ -197,6 +203,7 @@ fn to_state(conditioning: Conditioning) -> Result<StateDict> {
     Ok(state)
 }
 
+/// Restores the result of [`to_state`].
 fn from_state(mut state: StateDict) -> Result<Conditioning> {
     let shape = state.remove(SHAPE).ok_or_else(|| absent(SHAPE))?;
     let shape: Vec<usize> = shape.as_slice::<i64>()?.iter().map(|n| *n as usize).collect();

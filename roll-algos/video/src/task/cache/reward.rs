@@ -13,7 +13,7 @@ pub struct CachedReward {
 }
 
 impl CachedReward {
-    /// A reward that has no key for its targets, or compares videos, is returned unchanged.
+    /// Wraps `inner`. Returns it unchanged if it has no key for its targets, or compares videos.
     pub fn wrap(inner: Box<dyn RewardScorer>, store: &CacheStore) -> Result<Box<dyn RewardScorer>> {
         match inner.target_key()? {
             Some(key) if !inner.compares() => Ok(Box::new(Self { inner, key, store: store.clone() })),
@@ -22,6 +22,7 @@ impl CachedReward {
     }
 }
 
+// `score_group` has its default, because a reward that compares videos is not wrapped.
 impl RewardScorer for CachedReward {
     fn name(&self) -> &str {
         self.inner.name()

@@ -11,8 +11,8 @@ use roll_weights::{Checkpoint, save_safetensors};
 
 use super::limit::Limit;
 
-/// Hash of the entry's key and of the values when they were written.
-const SUM: &str = "sha256";
+/// Name, in the metadata of a file, of the hash of the entry's key and values when they were written.
+const CHECKSUM: &str = "sha256";
 
 /// A directory of cached tensors. Any number of processes may use it at once: a file appears whole, by a rename, and
 /// processes that compute the same entry write the same bytes. The directory may be emptied at any time.
@@ -23,10 +23,12 @@ pub struct CacheStore {
     counts: Arc<Counts>,
 }
 
+/// Numbers of entries.
 #[derive(Debug, Default)]
 struct Counts {
     found: AtomicU64,
     computed: AtomicU64,
+    /// Entries that were computed and could not be written.
     unwritten: AtomicU64,
 }
 
@@ -44,8 +46,8 @@ impl CacheStore {
         &self.directory
     }
 
-    /// The entry of `key`. An entry that is missing or damaged is computed and stored.
-    /// A failure to store it is only a warning.
+    /// The entry of `key` in the folder `kind`. An entry that is missing or damaged is computed and stored. A failure
+    /// to store an entry is only a warning, which is logged once.
     pub fn get(&self, kind: &str, key: &str, compute: impl FnOnce() -> Result<StateDict>) -> Result<StateDict> {
         let folder = self.directory.join(kind).join(&key[..2]); // keys are hexadecimal
         let path = folder.join(format!("{key}.safetensors"));
@@ -56,7 +58,7 @@ impl CacheStore {
                     self.counts.found.fetch_add(1, Ordering::Relaxed);
                     return Ok(state);
                 }
-                // Removed meanwhile to make room.
+                // The file was removed meanwhile, to make room for others.
                 Err(_) if !path.exists() => {}
                 Err(error) => tracing::warn!("computed again, and replaced: {}", error.chain()),
             }
@@ -65,10 +67,12 @@ impl CacheStore {
         self.counts.computed.fetch_add(1, Ordering::Relaxed);
         match write(&folder, &path, key, &state) {
             Ok(bytes) => self.limit.add(bytes),
-            Err(error) if self.counts.unwritten.fetch_add(1, Ordering::Relaxed) == 0 => {
-                tracing::warn!("encodings are not kept: {}", error.chain());
+            Err(error) => {
+                let is_first = self.counts.unwritten.fetch_add(1, Ordering::Relaxed) == 0;
+                if is_first {
+                    tracing::warn!("encodings are not kept: {}", error.chain());
+                }
             }
-            Err(_) => {}
         }
         Ok(state)
     }
@@ -79,10 +83,11 @@ impl CacheStore {
     }
 }
 
+/// Reads the entry of `key`. Fails unless its values are those that were written.
 fn read(path: &Path, key: &str) -> Result<StateDict> {
     let file = Checkpoint::open(path)?;
     let state = file.all()?;
-    match file.metadata().get(SUM) {
+    match file.metadata().get(CHECKSUM) {
         Some(sum) if *sum == checksum(key, &state) => Ok(state),
         _ => Err(Error::bad_file(path, "its values have changed since they were written, or belong to another name")),
     }
@@ -93,13 +98,14 @@ fn read(path: &Path, key: &str) -> Result<StateDict> {
 fn write(folder: &Path, path: &Path, key: &str, state: &StateDict) -> Result<u64> {
     std::fs::create_dir_all(folder).map_err(Error::file("create the directory", folder))?;
     let temporary = folder.join(format!(".{:016x}.tmp", rand::random::<u64>()));
-    let metadata = BTreeMap::from([(SUM.to_string(), checksum(key, state))]);
+    let metadata = BTreeMap::from([(CHECKSUM.to_string(), checksum(key, state))]);
     let written = save_safetensors(&temporary, state, &metadata).map_err(Error::from);
     let placed = written.and_then(|()| std::fs::rename(&temporary, path).map_err(Error::file("write", path)));
     placed.inspect_err(|_| drop(std::fs::remove_file(&temporary)))?;
     Ok(std::fs::metadata(path).map_or(0, |metadata| metadata.len()))
 }
 
+/// The hash of an entry's key and values.
 fn checksum(key: &str, state: &StateDict) -> String {
     let sum = Fingerprint::new("tensors").text("key", key);
     state.iter().fold(sum, |sum, (name, tensor)| sum.tensor(name, tensor)).finish()

@@ -1,11 +1,13 @@
 //! The rewards of `evaluation.check`: measured, never optimised.
 
 use roll_core::{BuildContext, Error, Registry, Result, RewardComponent, RewardScorer};
-use roll_train::rewards::{Weighted, numbered, scorers};
+use roll_train::rewards::{WeightedScorer, numbered, scorers};
 
+/// The checks of a run, in the order of the configuration.
 #[derive(Default)]
 pub(super) struct Checks(Vec<Check>);
 
+/// A reward that is measured only.
 struct Check {
     /// The reward as it is configured.
     component: RewardComponent,
@@ -20,7 +22,7 @@ impl Checks {
                 format!("`{}` compares videos of one prompt, and an evaluation has one of each", scorer.name());
             return Err(Error::config("evaluation.check", problem));
         }
-        let check = |(component, (_, scorer)): (&RewardComponent, Weighted)| {
+        let check = |(component, (_, scorer)): (&RewardComponent, WeightedScorer)| {
             let component = component.clone();
             Check { component, scorer }
         };

@@ -41,7 +41,7 @@ struct ClipBits {
     origin: String,
     scores: Vec<Option<u64>>,
     kl: u64,
-    /// Shape of the frames, and the bits of the frame rate.
+    /// Shape of the frames, `[T, 3, H, W]`, and the bits of the frame rate.
     video: Option<([usize; 4], u64)>,
 }
 

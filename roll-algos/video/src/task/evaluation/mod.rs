@@ -39,10 +39,10 @@ struct Set {
     /// This rank's part of `samples`.
     own: Range<usize>,
     /// Number of clips over all ranks.
-    clips: usize,
+    clip_count: usize,
 }
 
-/// Inputs of an evaluation besides its clips and rewards.
+/// Inputs of an evaluation besides its clips and checks.
 pub(crate) struct EvaluationInputs<'a> {
     pub algorithm: &'a mut dyn ClipAlgorithm,
     pub model: &'a mut dyn Model,
@@ -64,7 +64,8 @@ pub(crate) struct EvaluationSources {
 }
 
 impl EvaluationSources {
-    /// Opens `evaluation.metadata` and `evaluation.check`, which check the rewards `trained`.
+    /// Opens the rows of `evaluation.metadata`, and the rewards of `evaluation.check`, which check the rewards
+    /// `trained`.
     pub(crate) fn open(
         clips: &ClipConfig,
         trained: &[RewardComponent],
@@ -110,8 +111,8 @@ impl EvaluationSources {
 }
 
 impl Evaluator {
-    /// Reads the clips that the configuration names; `None` if it names none. `unit`: multiples that the model's videos
-    /// must have. `train`: the training data, if they could be opened.
+    /// Reads the clips that the configuration names; `None` if it names none. `unit` says which lengths and sizes the
+    /// model's videos may have. `train` is the training data, if they could be opened.
     ///
     /// A clip that cannot be read is an error or is left out (`data.on_bad_sample`). If the number of clips is limited,
     /// the next clip takes the place of one that is left out.
@@ -141,7 +142,7 @@ impl Evaluator {
 
     /// Number of clips of all sets.
     pub fn clips(&self) -> usize {
-        self.sets.iter().map(|set| set.clips).sum()
+        self.sets.iter().map(|set| set.clip_count).sum()
     }
 
     /// The rewards that check the trained one.
@@ -216,20 +217,20 @@ impl Set {
         if ranks.rank().0 == 0 {
             skipped.iter().for_each(|(place, reason)| tracing::warn!("{place} is not evaluated: {reason}"));
         }
-        let clips = samples.len();
-        if clips == 0 {
+        let clip_count = samples.len();
+        if clip_count == 0 {
             let why = skipped.first().map(|(place, reason)| format!("{place}: {reason}")).unwrap_or_default();
             let problem = format!("not one of the {} clips to evaluate can be read; the first is {why}", skipped.len());
             let key = if name == SetName::Train { "evaluation.train_samples" } else { "evaluation.metadata" };
             return Err(Error::config(key, problem));
         }
-        check_clip_counts(ranks, clips)?;
-        let mut own = part(clips, ranks.rank().0, ranks.world_size());
+        check_clip_counts(ranks, clip_count)?;
+        let mut own = part(clip_count, ranks.rank().0, ranks.world_size());
         if ranks.rank().0 > 0 {
             samples = samples.drain(own.clone()).collect();
             own = 0..samples.len();
         }
-        Ok((Self { name, samples, own, clips }, skipped))
+        Ok((Self { name, samples, own, clip_count }, skipped))
     }
 
     /// See [`Evaluator::run`]; `done` counts the clips of all sets, for the progress bar.
@@ -241,25 +242,27 @@ impl Set {
         done: &mut u64,
     ) -> Result<Option<Vec<Clip>>> {
         let (ranks, world) = (inputs.ranks, inputs.ranks.world_size());
-        let read = |(i, sample)| partial.and_then(|partial| partial.read_clip(self.name, i, sample));
-        let read_before: Vec<Option<Clip>> = self.samples.iter().enumerate().map(read).collect();
-        // Rank 0 decides which clips are finished: it alone has the files, and all samples.
-        let mut clips = communicator::join(ranks, &read_before)?.swap_remove(0);
-        let unfinished_of = |rank| part(self.clips, rank, world).filter(|i| clips[*i].is_none()).collect::<Vec<_>>();
+        let read_finished = |(i, sample)| partial.and_then(|partial| partial.read_clip(self.name, i, sample));
+        let finished_before: Vec<Option<Clip>> = self.samples.iter().enumerate().map(read_finished).collect();
+        // Rank 0 decides which clips are finished, because it alone has the files and all samples.
+        let mut clips = communicator::join(ranks, &finished_before)?.swap_remove(0);
+        let unfinished_of =
+            |rank| part(self.clip_count, rank, world).filter(|i| clips[*i].is_none()).collect::<Vec<_>>();
         let unfinished: Vec<Vec<usize>> = (0..world).map(unfinished_of).collect();
         let my_unfinished = &unfinished[ranks.rank().0];
         // The position in the set of this rank's first sample.
-        let my_first = part(self.clips, ranks.rank().0, world).start;
+        let my_first = part(self.clip_count, ranks.rank().0, world).start;
         let my_sample = |i: &usize| self.samples[self.own.start + i - my_first].clone();
         *done += clips.iter().flatten().count() as u64;
         inputs.progress.set(*done);
-        // Ranks come to the collectives of a round together: each contributes one clip, or none if it has no more.
+        // All ranks take part in the collectives of a round. Each contributes one clip, or none if it has no more.
         for round in 0..unfinished.iter().map(Vec::len).max().unwrap_or(0) {
             if inputs.progress.is_asked_to_stop(ranks)? {
                 return Err(Error::Interrupted);
             }
             let my_clip = match my_unfinished.get(round) {
                 Some(&i) => {
+                    // The end of the batch that this round belongs to.
                     let batch_end = my_unfinished.len().min((round / BATCH + 1) * BATCH);
                     let upcoming: Vec<Sample> = my_unfinished[round + 1..batch_end].iter().map(my_sample).collect();
                     Some((i, evaluate(inputs, checks, &my_sample(&i), &upcoming)?))
@@ -280,12 +283,12 @@ impl Set {
     }
 }
 
-/// The positions of the clips, `count` over all ranks, that a rank evaluates.
+/// The positions of the clips that a rank evaluates, if all ranks together evaluate `count` clips.
 fn part(count: usize, rank: usize, world: usize) -> Range<usize> {
     rank * count / world..(rank + 1) * count / world
 }
 
-/// The evaluated clip of `sample`; `None` if the algorithm has no evaluation. `upcoming`: the samples that follow.
+/// The evaluated clip of `sample`; `None` if the algorithm has no evaluation. `upcoming` are the samples that follow.
 fn evaluate(
     inputs: &mut EvaluationInputs<'_>,
     checks: &mut Checks,
@@ -303,19 +306,12 @@ fn evaluate(
         noise: inputs.noise,
         progress: inputs.progress,
     };
-    let evaluated = inputs.algorithm.evaluate(&mut context)?;
-    let Some(mut evaluated) = evaluated else { return Ok(None) };
-    match (evaluated.pop(), evaluated.len()) {
-        (Some(mut clip), 0) => {
-            checks.add_sum(&mut clip.scores);
-            Ok(Some(clip))
-        }
-        // No clip, or more than one.
-        (last, more) => {
-            let found = more + usize::from(last.is_some());
-            Err(Error::Misuse(format!("the algorithm evaluated {found} clips of 1")))
-        }
-    }
+    let Some(evaluated) = inputs.algorithm.evaluate(&mut context)? else { return Ok(None) };
+    let found = evaluated.len();
+    let [mut clip] = <[Evaluated; 1]>::try_from(evaluated)
+        .map_err(|_| Error::Misuse(format!("the algorithm evaluated {found} clips of 1")))?;
+    checks.add_sum(&mut clip.scores);
+    Ok(Some(clip))
 }
 
 /// Fails unless all ranks read the same number of clips. Otherwise their parts would not fit together.
@@ -369,7 +365,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let data = dataset(dir.path(), 3, &[0], OnBadSample::Skip);
         let (set, skipped) = Set::read(SetName::Train, &data, Some(1), &SingleRank).unwrap();
-        assert_eq!((set.samples[0].index, set.clips, skipped.len()), (1, 1, 1));
+        assert_eq!((set.samples[0].index, set.clip_count, skipped.len()), (1, 1, 1));
         assert!(skipped[0].0.contains("metadata.csv") && skipped[0].1.contains("0.mp4"), "{skipped:?}");
         let strict = dataset(dir.path(), 3, &[0], OnBadSample::Error);
         assert!(Set::read(SetName::Train, &strict, Some(1), &SingleRank).is_err());
@@ -414,7 +410,7 @@ mod tests {
         let read = ThreadRanks::run(2, Duration::from_secs(60), |ranks| {
             let (set, _) = Set::read(SetName::Unseen, &data, None, ranks.as_ref())?;
             let rows = |samples: &[Sample]| samples.iter().map(|s| s.index).collect::<Vec<_>>();
-            Ok((rows(&set.samples), rows(&set.samples[set.own.clone()]), set.clips))
+            Ok((rows(&set.samples), rows(&set.samples[set.own.clone()]), set.clip_count))
         });
         let [first, second] = &read[..] else { unreachable!() };
         assert_eq!(first.as_ref().unwrap(), &(vec![0, 1, 3, 4, 5], vec![0, 1], 5));

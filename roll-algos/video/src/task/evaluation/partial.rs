@@ -36,11 +36,11 @@ impl<'a> PartialClips<'a> {
         Self { results: PartialResults::new(dir, step, key), dir, moments, labels }
     }
 
-    /// The numbers of a clip whose video is there too.
+    /// Reads the numbers of a clip. `None` unless they are there, and its videos too.
     pub fn read_clip(&self, set: SetName, i: usize, sample: &Sample) -> Option<Clip> {
         let ClipResult { clip, has_video } = self.results.read(&clip_name(set, i), &self.clip_key(sample))?;
         let is_complete =
-            !has_video || self.moments.iter().all(|m| self.video(m, set, i).is_ok_and(|path| path.is_file()));
+            !has_video || self.moments.iter().all(|m| self.video_path(m, set, i).is_ok_and(|path| path.is_file()));
         is_complete.then_some(clip)
     }
 
@@ -48,13 +48,14 @@ impl<'a> PartialClips<'a> {
     pub fn write_clip(&self, set: SetName, i: usize, sample: &Sample, evaluated: &Evaluated) -> Result<()> {
         for moment in &self.moments {
             if let Some(video) = &evaluated.video {
-                write_mp4(self.video(moment, set, i)?, video)?;
+                write_mp4(self.video_path(moment, set, i)?, video)?;
             }
         }
         let result = ClipResult { clip: Clip::of(evaluated), has_video: evaluated.video.is_some() };
         self.results.write(&clip_name(set, i), self.clip_key(sample), result)
     }
 
+    /// The key of a clip's results: a hash of the evaluation and of the sample.
     fn clip_key(&self, sample: &Sample) -> String {
         let mut key = Fingerprint::new("clip").text("evaluation", self.results.key()).text("index", sample.index);
         key = key.text("prompt", &sample.prompt);
@@ -73,11 +74,13 @@ impl<'a> PartialClips<'a> {
         key.finish()
     }
 
-    fn video(&self, moment: &str, set: SetName, i: usize) -> Result<PathBuf> {
+    /// The file of a clip's video.
+    fn video_path(&self, moment: &str, set: SetName, i: usize) -> Result<PathBuf> {
         samples::clip_path(self.dir, moment, set, i, self.labels)
     }
 }
 
+/// The name of a clip's file without its ending: `unseen-003`.
 fn clip_name(set: SetName, i: usize) -> String {
     let set = match set {
         SetName::Train => "train",

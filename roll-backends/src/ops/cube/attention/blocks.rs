@@ -86,7 +86,7 @@ impl Blocks {
             call: self.call,
             queries: self.queries,
             keys: self.keys,
-            first: rows.start,
+            first_query: rows.start,
             shape: [heads.len(), rows.len(), self.columns],
         }
     }

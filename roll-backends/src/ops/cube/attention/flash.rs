@@ -100,10 +100,12 @@ impl Routine for TensorCores {
 /// Whether cubek's kernel computes this call. Its scale is fixed to `1 / sqrt(d)`. Its causal mask differs from this
 /// project's if the lengths of queries and keys differ.
 pub fn supports([q, k, _]: &[CubeTensor; 3], call: AttentionCall) -> bool {
+    /// Relative difference of two scales that are the same up to rounding.
+    const SCALE_ROUNDING: f32 = 1e-6;
     let ([queries, channels], [keys, _]) = (q.shape().dims::<2>(), k.shape().dims::<2>());
     let fixed_scale = 1.0 / ((channels / call.heads) as f32).sqrt();
     let is_plain = queries * keys * channels > 0 && call.is_plain();
-    let has_fixed_scale = (call.scale - fixed_scale).abs() <= 1e-6 * fixed_scale;
+    let has_fixed_scale = (call.scale - fixed_scale).abs() <= SCALE_ROUNDING * fixed_scale;
     let has_fixed_mask = !call.causal || queries == keys;
     is_plain && has_fixed_scale && has_fixed_mask
 }
@@ -126,7 +128,7 @@ pub fn forward<R: Routine<Strategy = ()>>(
         mask: u8::elem_type_native(),
         out: f32::elem_type_native(),
     };
-    let out = empty(&q, [rows, channels]); // f32
+    let out = empty(&q, [rows, channels]); // its dtype is f32
     let split_heads = |x: CubeTensor| {
         let x = Expression::<Cube>(x);
         let [rows, _] = x.dims::<2>();

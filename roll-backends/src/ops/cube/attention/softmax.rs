@@ -29,7 +29,7 @@ pub struct Block {
     /// Keys of the whole call, without padding.
     pub keys: usize,
     /// The index of the query in the first row of each head.
-    pub first: usize,
+    pub first_query: usize,
     /// Heads, rows and columns of the block.
     pub shape: [usize; 3],
 }
@@ -60,7 +60,7 @@ pub struct Softmax {
 /// Returns the softmax of `scores`, and its exponentials in `dtype` if given.
 pub fn softmax(scores: &CubeTensor, block: Block, dtype: Option<DType>) -> Softmax {
     let [heads, rows, columns] = block.shape;
-    let found = Softmax {
+    let result = Softmax {
         // A kernel launch needs all operands. Without a dtype, this one is not written.
         exponentials: dtype.map_or_else(|| empty(scores, [1]), |dtype| empty_as(scores, block.shape, dtype)),
         max: empty(scores, [heads, rows, 1]),
@@ -78,13 +78,13 @@ pub fn softmax(scores: &CubeTensor, block: Block, dtype: Option<DType>) -> Softm
         dim,
         scores.required_address_type(),
         scores.clone().into_buffer_arg(),
-        found.exponentials.clone().into_buffer_arg(),
-        found.max.clone().into_buffer_arg(),
-        found.inverse.clone().into_buffer_arg(),
+        result.exponentials.clone().into_buffer_arg(),
+        result.max.clone().into_buffer_arg(),
+        result.inverse.clone().into_buffer_arg(),
         block.rows(),
         rows,
         columns,
-        block.first,
+        block.first_query,
         block.queries,
         block.keys,
         block.window(),
@@ -95,15 +95,16 @@ pub fn softmax(scores: &CubeTensor, block: Block, dtype: Option<DType>) -> Softm
         dtype.is_some(),
         UNITS,
     );
-    found
+    result
 }
 
 /// Computes, for a block of the backward pass, the weights `p` and the cotangents of the products of queries and keys,
-/// `p (d - mean) * scale`, both in `dtype`. `d` holds the cotangents of the weights, in the layout of the scores.
+/// `p (d_weights - mean) * scale`, both in `dtype`. `d_weights` holds the cotangents of the weights, in the layout of
+/// the scores.
 /// `max`, `inverse` and `mean` (the sum of a row's weights times their cotangents) have one number per row.
 pub fn softmax_backward(
     scores: &CubeTensor,
-    d: &CubeTensor,
+    d_weights: &CubeTensor,
     [max, inverse, mean]: [CubeTensor; 3],
     block: Block,
     dtype: DType,
@@ -121,7 +122,7 @@ pub fn softmax_backward(
         dim,
         scores.required_address_type(),
         scores.clone().into_buffer_arg(),
-        d.clone().into_buffer_arg(),
+        d_weights.clone().into_buffer_arg(),
         max.into_buffer_arg(),
         inverse.into_buffer_arg(),
         mean.into_buffer_arg(),
@@ -130,7 +131,7 @@ pub fn softmax_backward(
         block.rows(),
         block.shape[1],
         block.shape[2],
-        block.first,
+        block.first_query,
         block.queries,
         block.keys,
         block.window(),
@@ -171,18 +172,18 @@ fn key_begin(end: usize, window: usize) -> usize {
     begin
 }
 
-/// A score: the scaled and, if `capped`, soft-capped product of a query and a key.
+/// A score: the scaled and, if `is_capped`, soft-capped product of a query and a key.
 #[cube]
-fn score(product: f32, scale: f32, cap: f32, #[comptime] capped: bool) -> f32 {
+fn score(product: f32, scale: f32, cap: f32, #[comptime] is_capped: bool) -> f32 {
     let mut s = product * scale;
-    if comptime!(capped) {
+    if comptime!(is_capped) {
         s = (s / cap).tanh() * cap;
     }
     s
 }
 
-/// [`softmax`] of one row per cube. `rows` counts the rows of all heads, and `first` is the query of each head's first
-/// row. The exponentials are written to `out` if `kept`.
+/// [`softmax`] of one row per cube. `rows` counts the rows of all heads, and `first_query` is the query of each head's
+/// first row. The exponentials are written to `out` if `writes_exponentials`.
 #[cube(launch, address_type = "dynamic")]
 fn exponentials<E: Float>(
     scores: &[f32],
@@ -192,15 +193,15 @@ fn exponentials<E: Float>(
     rows: usize,
     rows_per_head: usize,
     columns: usize,
-    first: usize,
+    first_query: usize,
     queries: usize,
     keys: usize,
     window: usize,
     scale: f32,
     cap: f32,
     #[comptime] causal: bool,
-    #[comptime] capped: bool,
-    #[comptime] kept: bool,
+    #[comptime] is_capped: bool,
+    #[comptime] writes_exponentials: bool,
     #[comptime] units: u32,
 ) {
     if CUBE_POS >= rows {
@@ -208,7 +209,7 @@ fn exponentials<E: Float>(
     }
     let start = CUBE_POS * columns;
     let step = units as usize;
-    let query = first + CUBE_POS % rows_per_head;
+    let query = first_query + CUBE_POS % rows_per_head;
     let end = key_end(query, queries, keys, causal);
     let begin = key_begin(end, window);
     let mut partial = Shared::<[f32]>::new_slice(units as usize);
@@ -217,7 +218,7 @@ fn exponentials<E: Float>(
     let mut unit_max = f32::new(MIN_SCORE);
     let mut i = begin + UNIT_POS as usize;
     while i < end {
-        let larger: f32 = max(unit_max, score(scores[start + i], scale, cap, capped));
+        let larger: f32 = max(unit_max, score(scores[start + i], scale, cap, is_capped));
         unit_max = larger;
         i += step;
     }
@@ -228,10 +229,10 @@ fn exponentials<E: Float>(
     while i < columns {
         let mut weight = 0.0f32;
         if i >= begin && i < end {
-            weight = (score(scores[start + i], scale, cap, capped) - top).exp();
+            weight = (score(scores[start + i], scale, cap, is_capped) - top).exp();
         }
         sum += weight;
-        if comptime!(kept) {
+        if comptime!(writes_exponentials) {
             out[start + i] = E::cast_from(weight);
         }
         i += step;
@@ -248,7 +249,7 @@ fn exponentials<E: Float>(
 #[cube(launch, address_type = "dynamic")]
 fn cotangents<E: Float>(
     scores: &[f32],
-    d: &[f32],
+    d_weights: &[f32],
     maxima: &[f32],
     inverses: &[f32],
     means: &[f32],
@@ -257,14 +258,14 @@ fn cotangents<E: Float>(
     rows: usize,
     rows_per_head: usize,
     columns: usize,
-    first: usize,
+    first_query: usize,
     queries: usize,
     keys: usize,
     window: usize,
     scale: f32,
     cap: f32,
     #[comptime] causal: bool,
-    #[comptime] capped: bool,
+    #[comptime] is_capped: bool,
     #[comptime] units: u32,
 ) {
     if CUBE_POS >= rows {
@@ -272,7 +273,7 @@ fn cotangents<E: Float>(
     }
     let start = CUBE_POS * columns;
     let step = units as usize;
-    let query = first + CUBE_POS % rows_per_head;
+    let query = first_query + CUBE_POS % rows_per_head;
     let end = key_end(query, queries, keys, causal);
     let begin = key_begin(end, window);
     let top = maxima[CUBE_POS];
@@ -283,10 +284,10 @@ fn cotangents<E: Float>(
         let mut weight = 0.0f32;
         let mut d_score = 0.0f32;
         if i >= begin && i < end {
-            let s = score(scores[start + i], scale, cap, capped);
+            let s = score(scores[start + i], scale, cap, is_capped);
             weight = (s - top).exp() * inverse;
-            d_score = weight * (d[start + i] - mean) * scale;
-            if comptime!(capped) {
+            d_score = weight * (d_weights[start + i] - mean) * scale;
+            if comptime!(is_capped) {
                 // The derivative of the soft cap.
                 d_score *= 1.0 - s / cap * (s / cap);
             }

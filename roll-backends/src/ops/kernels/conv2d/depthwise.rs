@@ -17,16 +17,21 @@ const LANES: usize = 32;
 /// Positions that pass through all steps (sums, epilogue, output) before the next ones, so that they stay in the cache.
 const STRIP: usize = 1024;
 /// Minimum number of multiplications of a task.
-const TASK: usize = 1 << 16;
+const MIN_TASK: usize = 1 << 16;
 /// Up to this many multiplications run on one thread: waking another takes longer.
-const ONE_THREAD: usize = 1 << 18;
+const MAX_ON_ONE_THREAD: usize = 1 << 18;
 
-/// Whether the padded copy of a plane of `read` rows and columns is small enough for this kernel: at most 16 times the
-/// plane, or a little more for small planes. It is, unless strides or dilations are extreme.
+/// The padded copy of a plane may have this number of times the plane's numbers, and [`FREE_COPY`] numbers more.
+const MAX_COPY_RATIO: usize = 16;
+/// Numbers of a copy (256 KiB) that are small for any plane.
+const FREE_COPY: usize = 1 << 16;
+
+/// Whether the padded copy of a plane of `read` rows and columns is small enough for this kernel. It is, unless strides
+/// or dilations are extreme.
 pub fn fits(passes: &[Pass], read: [usize; 2]) -> bool {
     let PlaneLayout { step, size, .. } = PlaneLayout::of(passes, read[1]);
     let numbers = step.into_iter().chain(size).try_fold(1usize, |product, n| product.checked_mul(n));
-    numbers.is_some_and(|numbers| numbers <= (1 << 16) + 16 * read[0] * read[1])
+    numbers.is_some_and(|numbers| numbers <= FREE_COPY + MAX_COPY_RATIO * read[0] * read[1])
 }
 
 /// An epilogue to pull back: the epilogue of the outputs whose cotangents are read, and the `saved` tensor of
@@ -56,7 +61,7 @@ pub struct PlaneLayout {
 struct PhaseColumns {
     /// The first of these columns in the input row.
     first: usize,
-    /// Its column in the phase plane.
+    /// The column of `first` in the phase plane.
     start: usize,
     count: usize,
 }
@@ -120,7 +125,7 @@ pub fn run_passes(call: &Call, weight: &[f32], pulled: Option<Pulled>, passes: V
     // Multiplications per plane. The copy and the epilogue are counted as one multiplication each per position.
     let work = passes.iter().map(|p| p.pass.grid[0] * p.pass.grid[1] * (p.taps.len() + 2)).sum::<usize>().max(1);
     let planes = call.items * call.outputs;
-    let planes_per_task = (TASK / work).clamp(1, planes.max(1));
+    let planes_per_task = (MIN_TASK / work).clamp(1, planes.max(1));
     let compute_planes = |scratch: &mut Scratch, first: usize| {
         for plane in first..(first + planes_per_task).min(planes) {
             copy_plane(call, pulled, &layout, plane, scratch);
@@ -129,7 +134,7 @@ pub fn run_passes(call: &Call, weight: &[f32], pulled: Option<Pulled>, passes: V
             }
         }
     };
-    if planes.saturating_mul(work) <= ONE_THREAD {
+    if planes.saturating_mul(work) <= MAX_ON_ONE_THREAD {
         let scratch = &mut Scratch::default();
         (0..planes).step_by(planes_per_task).for_each(|first| compute_planes(scratch, first));
     } else {
@@ -162,7 +167,7 @@ vectorised! {
         scratch.copy.resize(layout.phases() * layout.phase_size() + LANES, 0.0);
         let padded_rows = layout.size[0] * layout.step[0];
         // Row phase of the input row, and its row in the phase plane.
-        let (mut phase, mut phase_row) = (layout.before[0] % layout.step[0], layout.before[0] / layout.step[0]);
+        let (mut row_phase, mut phase_row) = (layout.before[0] % layout.step[0], layout.before[0] / layout.step[0]);
         for row in 0..rows.min(padded_rows.saturating_sub(layout.before[0])) {
             let at = (plane * rows + row) * columns;
             let mut line = &call.x[at..at + columns];
@@ -173,15 +178,15 @@ vectorised! {
             }
             for (column_phase, &PhaseColumns { first, start, count }) in layout.columns.iter().enumerate() {
                 if count > 0 {
-                    let phase_plane = phase * layout.step[1] + column_phase;
+                    let phase_plane = row_phase * layout.step[1] + column_phase;
                     let into = phase_plane * layout.phase_size() + phase_row * layout.size[1] + start;
                     let inputs = &line[first..][..(count - 1) * layout.step[1] + 1];
                     copy_strided(inputs, layout.step[1], &mut scratch.copy[into..into + count]);
                 }
             }
-            phase += 1;
-            if phase == layout.step[0] {
-                (phase, phase_row) = (0, phase_row + 1);
+            row_phase += 1;
+            if row_phase == layout.step[0] {
+                (row_phase, phase_row) = (0, phase_row + 1);
             }
         }
     }
@@ -197,7 +202,7 @@ vectorised! {
         let bias = finish.bias.map_or(0.0, |bias| bias[channel]);
         // Without residual and sums to write, the epilogue is applied to a strip at once, including the columns between
         // rows, which is faster than row by row.
-        let whole_strips = finish.residual.is_none() && finish.sums.is_none();
+        let applies_to_strips = finish.residual.is_none() && finish.sums.is_none();
         let Scratch { copy, sums, weights, .. } = scratch;
         weights.clear();
         weights.extend(taps.iter().map(|&(index, offset)| (weight[index], offset)));
@@ -217,7 +222,7 @@ vectorised! {
                 sums[at..at + LANES].copy_from_slice(&values);
             }
             // Not applied to `values` in the loop above, because they would have to leave their registers.
-            if whole_strips {
+            if applies_to_strips {
                 finish.epilogue.apply::<M>(channel, &mut sums[..length]);
             }
             for (row, sums) in sums.chunks_mut(pitch).take(height).enumerate() {
@@ -237,7 +242,7 @@ vectorised! {
                     // SAFETY: as above.
                     unsafe { output.write(to, sums) };
                 }
-                if !whole_strips {
+                if !applies_to_strips {
                     finish.epilogue.apply::<M>(channel, sums);
                 }
                 // SAFETY: as above.
@@ -249,6 +254,8 @@ vectorised! {
 
 /// Numbers per copy of a fixed size. Rows are often short, and a call of `memcpy` would cost more than the copy.
 const SHORT: usize = 8;
+/// Greatest length of a row that is copied in such parts.
+const MAX_SHORT_ROW: usize = 16 * SHORT;
 
 /// Copies every `step`-th number of `from`. `to` must not be empty.
 #[inline(always)]
@@ -256,7 +263,7 @@ fn copy_strided(from: &[f32], step: usize, to: &mut [f32]) {
     match step {
         1 if to.len() < SHORT => to.iter_mut().zip(from).for_each(|(to, from)| *to = *from),
         // Copies of `SHORT` numbers each; the last one may overlap the one before it.
-        1 if to.len() <= 128 => {
+        1 if to.len() <= MAX_SHORT_ROW => {
             let last = to.len() - SHORT;
             let mut at = 0;
             while at < last {

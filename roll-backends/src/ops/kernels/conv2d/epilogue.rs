@@ -61,6 +61,7 @@ impl KernelEpilogue<'_> {
                 *d_z = *d_y * s * (1.0 + *z * (1.0 - s));
             }),
             Epilogue::HardSwish => elements.for_each(|((z, d_y), d_z)| {
+                // `z` times the derivative of `hard_sigmoid`.
                 let slope = if *z > -3.0 && *z < 3.0 { *z / 6.0 } else { 0.0 };
                 *d_z = *d_y * (hard_sigmoid(*z) + slope);
             }),

@@ -126,7 +126,7 @@ pub fn forward(
     bias: &[f32],
     residual: Option<&[f32]>,
     epilogue: KernelEpilogue,
-    sums_wanted: bool,
+    needs_sums: bool,
 ) -> Outputs {
     let count = shape.items * shape.outputs * shape.output[0] * shape.output[1];
     let finish = Finish { bias: Some(bias), residual, epilogue, sums: None };
@@ -135,7 +135,7 @@ pub fn forward(
     // sums.
     let y = unsafe {
         filled(count, |y| {
-            if sums_wanted {
+            if needs_sums {
                 sums = Some(filled(count, |sums| fill(shape, x, weights, Finish { sums: Some(sums), ..finish }, y)));
             } else {
                 fill(shape, x, weights, finish, y);
@@ -239,6 +239,9 @@ pub fn pull_both(
     pull_convolution(shape, weights, &d_sums)
 }
 
+/// Minimum number of positions of a task of [`pull_epilogue`].
+const MIN_PULLED: usize = 1 << 15;
+
 /// Returns the gradient of the sums, given the gradient `d_y` of the result and the `saved` tensor of
 /// [`KernelEpilogue::pull`], for `channels` channels of `plane` positions.
 pub fn pull_epilogue(channels: usize, plane: usize, epilogue: KernelEpilogue, saved: &[f32], d_y: &[f32]) -> Vec<f32> {
@@ -247,7 +250,7 @@ pub fn pull_epilogue(channels: usize, plane: usize, epilogue: KernelEpilogue, sa
     unsafe {
         filled(d_y.len(), |d_z| {
             let tasks = d_y.par_chunks(plane.max(1)).zip(saved.par_chunks(plane.max(1))).enumerate();
-            tasks.with_min_len((1 << 15) / plane.max(1)).for_each_init(
+            tasks.with_min_len(MIN_PULLED / plane.max(1)).for_each_init(
                 Vec::new,
                 |line: &mut Vec<f32>, (i, (d_y, saved))| {
                     line.resize(plane, 0.0);

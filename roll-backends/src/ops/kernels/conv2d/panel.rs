@@ -101,7 +101,7 @@ struct TapRun {
 
 impl Lists<TapRun> {
     /// The number of leading lists that read whole lines, contiguous in memory.
-    fn contiguous(&self) -> usize {
+    fn contiguous_list_count(&self) -> usize {
         let Some(first) = self.all.first().map(|run| run.from) else { return 0 };
         let follows = |i: &usize| matches!(self.list(*i), [run] if run.count == NR && run.from == first + i * NR);
         (0..self.len()).take_while(follows).count()
@@ -145,7 +145,7 @@ fn pack_with(spec: &PanelSpec, panel: &mut [Line], fill: impl Fn(&[f32], &[TapRu
         }
     }
     // A 1 x 1 kernel reads these columns from contiguous memory.
-    let contiguous = if taps == 1 && step == 1 { tap_runs.contiguous() } else { 0 };
+    let contiguous_columns = if taps == 1 && step == 1 { tap_runs.contiguous_list_count() } else { 0 };
     let plane = call.read[0] * call.read[1];
     // Each round packs the lines of one channel, from the depth `start` within the panel and the tap `tap` on.
     let (mut start, mut tap, mut channel) = (0, range.start % taps, range.start / taps);
@@ -154,15 +154,15 @@ fn pack_with(spec: &PanelSpec, panel: &mut [Line], fill: impl Fn(&[f32], &[TapRu
         // `tap`, counted from `first_tap`.
         let first_index = (tap + taps - first_tap) % taps;
         let x = &call.x[channel * plane..];
-        if contiguous > 0
+        if contiguous_columns > 0
             && let Some(TapRun { from, .. }) = tap_runs.list(0).first()
         {
-            let numbers = x[*from..][..contiguous * NR].as_chunks::<NR>().0;
+            let numbers = x[*from..][..contiguous_columns * NR].as_chunks::<NR>().0;
             // The lines at the same depth of successive columns.
             let lines = panel[start..].iter_mut().step_by(depth);
             lines.zip(numbers).for_each(|(line, numbers)| line.0 = *numbers);
         }
-        for column in contiguous..columns_of_panel {
+        for column in contiguous_columns..columns_of_panel {
             let lines = &mut panel[column * depth + start..][..lines_of_channel];
             for (line, tap_index) in lines.iter_mut().zip(first_index..) {
                 // The common case first: a whole line of adjacent inputs.
@@ -195,20 +195,35 @@ impl PanelSpec<'_, '_, '_> {
     }
 }
 
-/// Tables of load masks, for steps of one and two. The mask that begins `lane * step` entries before the middle enables
-/// the elements from lane `lane` on. For lines of four numbers and a step of one, the table would be
-/// `0 0 0 0 -1 -1 -1 -1`, and the mask from lane 1 on begins at its entry 4 - 1: `0 -1 -1 -1`. For a step of two, only
-/// every second element is enabled: `0 0 0 0 0 0 0 0 -1 0 -1 0 -1 0 -1 0`.
+/// Numbers per register: half a line.
 #[cfg(target_arch = "x86_64")]
-const LANES_FROM: ([i32; 2 * NR], [i32; 4 * NR]) = {
-    let (mut one, mut two) = ([0; 2 * NR], [0; 4 * NR]);
+const HALF: usize = NR / 2;
+
+/// Table of load masks for a step of one. The mask that begins `lane` entries before the middle enables the elements
+/// from lane `lane` on. For lines of four numbers, the table would be `0 0 0 0 -1 -1 -1 -1`, and the mask from lane 1
+/// on begins at its entry 4 - 1: `0 -1 -1 -1`.
+#[cfg(target_arch = "x86_64")]
+const LANES_FROM_BY_ONE: [i32; 2 * NR] = {
+    let mut table = [0; 2 * NR];
     let mut i = 0;
     while i < NR {
-        one[NR + i] = -1;
-        two[2 * NR + 2 * i] = -1;
+        table[NR + i] = -1;
         i += 1;
     }
-    (one, two)
+    table
+};
+
+/// Table of load masks for a step of two. Its masks begin `2 * lane` entries before the middle, and only every second
+/// element is enabled: for lines of four numbers, `0 0 0 0 0 0 0 0 -1 0 -1 0 -1 0 -1 0`.
+#[cfg(target_arch = "x86_64")]
+const LANES_FROM_BY_TWO: [i32; 4 * NR] = {
+    let mut table = [0; 4 * NR];
+    let mut i = 0;
+    while i < NR {
+        table[2 * NR + 2 * i] = -1;
+        i += 1;
+    }
+    table
 };
 
 /// Assembles a line from parts of rows in registers: copies of a few numbers each would cost more than the products.
@@ -220,7 +235,7 @@ fn fill_avx2(x: &[f32], tap_runs: &[TapRun], step: usize, line: &mut [f32; NR]) 
         __m256, __m256i, _mm256_andnot_si256, _mm256_castpd_ps, _mm256_castps_pd, _mm256_loadu_ps, _mm256_loadu_si256,
         _mm256_maskload_ps, _mm256_or_ps, _mm256_permute4x64_pd, _mm256_setzero_ps, _mm256_shuffle_ps,
     };
-    let table: &[i32] = if step == 1 { &LANES_FROM.0 } else { &LANES_FROM.1 };
+    let table: &[i32] = if step == 1 { &LANES_FROM_BY_ONE } else { &LANES_FROM_BY_TWO };
     assert!(step == 1 || step == 2, "a step of {step}");
     let mut halves = [_mm256_setzero_ps(); 2];
     // The shuffle leaves pairs in the order 0, 2, 1, 3.
@@ -230,7 +245,7 @@ fn fill_avx2(x: &[f32], tap_runs: &[TapRun], step: usize, line: &mut [f32; NR]) 
     {
         for (half, pairs) in halves.iter_mut().zip(pairs.as_chunks::<NR>().0) {
             // SAFETY: sixteen numbers are two times eight.
-            let (low, high) = unsafe { (_mm256_loadu_ps(pairs.as_ptr()), _mm256_loadu_ps(pairs.as_ptr().add(8))) };
+            let (low, high) = unsafe { (_mm256_loadu_ps(pairs.as_ptr()), _mm256_loadu_ps(pairs.as_ptr().add(HALF))) };
             *half = in_order(_mm256_shuffle_ps::<0b10_00_10_00>(low, high));
         }
         return write_line(halves, line);
@@ -241,17 +256,17 @@ fn fill_avx2(x: &[f32], tap_runs: &[TapRun], step: usize, line: &mut [f32; NR]) 
         let start = x.as_ptr().wrapping_add(run.from).wrapping_sub(run.lane * step);
         assert!(run.lane + run.count <= NR, "more positions than a line has");
         let load = |part: usize| -> __m256 {
-            // SAFETY: the table has 2 * NR * step entries, with NR = 16. Lanes are at most NR (asserted), so that the
-            // index (NR - lane) * step + 8 * part is not negative; it is at most NR * step + 8 * part, and parts are
-            // less than 2 * step = NR * step / 8, so that at least eight entries follow it. The mask enables only
+            // SAFETY: the table has 2 * NR * step entries. Lanes are at most NR (asserted), so that the index
+            // (NR - lane) * step + HALF * part is not negative. It is at most NR * step + HALF * part, and parts are
+            // less than 2 * step = NR * step / HALF, so that at least HALF entries follow it. The mask enables only
             // elements of `x` from index `run.from` to `last` (asserted to be in bounds); no other memory is touched.
             unsafe {
                 let lanes_from = |lane: usize| {
-                    let start = table.as_ptr().add((NR - lane) * step + 8 * part);
+                    let start = table.as_ptr().add((NR - lane) * step + HALF * part);
                     _mm256_loadu_si256(start.cast::<__m256i>())
                 };
                 let mask = _mm256_andnot_si256(lanes_from(run.lane + run.count), lanes_from(run.lane));
-                _mm256_maskload_ps(start.wrapping_add(8 * part), mask)
+                _mm256_maskload_ps(start.wrapping_add(HALF * part), mask)
             }
         };
         if step == 1 {
@@ -271,7 +286,7 @@ fn fill_avx2(x: &[f32], tap_runs: &[TapRun], step: usize, line: &mut [f32; NR]) 
 #[target_feature(enable = "avx2,fma")]
 #[inline]
 fn write_line(halves: [std::arch::x86_64::__m256; 2], line: &mut [f32; NR]) {
-    for (half, line) in halves.into_iter().zip(line.chunks_exact_mut(8)) {
+    for (half, line) in halves.into_iter().zip(line.chunks_exact_mut(HALF)) {
         // SAFETY: the chunk has eight numbers.
         unsafe { std::arch::x86_64::_mm256_storeu_ps(line.as_mut_ptr(), half) };
     }

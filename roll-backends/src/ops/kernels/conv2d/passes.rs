@@ -114,8 +114,8 @@ impl Pass {
     /// position reads only itself and rows are contiguous in memory.
     pub fn flat(self, read: [usize; 2], written: [usize; 2]) -> (Self, [usize; 2], [usize; 2]) {
         let reads_itself = matches!(self.taps.as_slice(), [Tap { at: [0, 0], .. }]);
-        let steps = [self.read_step, self.write_step] == [[1; 2]; 2];
-        if !(reads_itself && steps && read == written && self.grid == read) {
+        let has_unit_steps = [self.read_step, self.write_step] == [[1; 2]; 2];
+        if !(reads_itself && has_unit_steps && read == written && self.grid == read) {
             return (self, read, written);
         }
         let one_row = [1, read[0] * read[1]];

@@ -4,6 +4,8 @@ use std::marker::PhantomData;
 
 /// Numbers per copy of a fixed size.
 const SHORT: usize = 8;
+/// Greatest number of values that are copied in such parts.
+const MAX_SHORT_COPY: usize = 16 * SHORT;
 
 /// The elements of a new tensor, each written once and never read before.
 pub struct SharedOutput<'a> {
@@ -28,7 +30,7 @@ impl SharedOutput<'_> {
         // promise).
         unsafe {
             let to = self.start.add(at);
-            if !(SHORT..=16 * SHORT).contains(&values.len()) {
+            if !(SHORT..=MAX_SHORT_COPY).contains(&values.len()) {
                 std::ptr::copy_nonoverlapping(values.as_ptr(), to, values.len());
                 return;
             }

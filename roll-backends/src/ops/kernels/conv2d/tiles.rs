@@ -26,10 +26,14 @@ const MAX_BLOCK_DEPTH: usize = 256;
 /// Tiles of output channels that are computed for all columns before the next tiles (MC in BLIS terms): their weights
 /// stay in the L2 cache.
 const MC: usize = 16;
+/// Number of tasks per thread that output channels are divided for.
+const TASKS_PER_THREAD: usize = 2;
 /// Minimum number of multiplications of a task, unless there is only one task.
-const TASK: usize = 1 << 18;
+const MIN_TASK: usize = 1 << 18;
+/// With at least this number of tasks per thread, a thread that gets one task more than another hardly matters.
+pub const MANY_TASKS_PER_THREAD: usize = 8;
 /// Up to this many multiplications run on one thread: waking another takes longer.
-pub const ONE_THREAD: usize = 1 << 19;
+pub const MAX_ON_ONE_THREAD: usize = 1 << 19;
 
 /// The packed weight of one pass, `[groups, outputs / MR, depth, MR]`, where depth is input channel x tap. The last
 /// tile of a group is padded with zeros.
@@ -89,11 +93,11 @@ fn split_into_tasks(call: &Call, pass: &Pass, packed: &PackedWeight) -> Vec<Task
     let threads = rayon::current_num_threads();
     // A small number of tasks that is not a multiple of the threads would leave threads idle.
     let position_blocks = match columns.div_ceil(NC) {
-        blocks @ 2.. if blocks < 8 * threads => blocks.next_multiple_of(threads).min(columns),
+        blocks @ 2.. if blocks < MANY_TASKS_PER_THREAD * threads => blocks.next_multiple_of(threads).min(columns),
         blocks => blocks.max(1),
     };
     // If there are few positions, output channels are divided too; the same panels are then packed several times.
-    let wanted_tasks = (2 * threads).min(multiplications(call, pass, packed) / TASK).max(1);
+    let wanted_tasks = (TASKS_PER_THREAD * threads).min(multiplications(call, pass, packed) / MIN_TASK).max(1);
     let channel_parts = wanted_tasks.div_ceil(position_blocks * call.groups.max(1)).clamp(1, tile_count.max(1));
     let tiles_per_task = tile_count.div_ceil(channel_parts).max(1);
     let mut tasks = vec![];
@@ -131,7 +135,7 @@ pub fn run_pass(call: &Call, pass: &Pass, packed: &PackedWeight) {
     let call = Call { read, written, ..*call };
     let tasks = split_into_tasks(&call, &pass, packed);
     let run = |task| SCRATCH.with_borrow_mut(|scratch| run_task(&call, &pass, packed, task, scratch));
-    if tasks.len() <= 1 || multiplications(&call, &pass, packed) <= ONE_THREAD {
+    if tasks.len() <= 1 || multiplications(&call, &pass, packed) <= MAX_ON_ONE_THREAD {
         tasks.iter().for_each(run);
     } else {
         tasks.par_iter().for_each(run);
@@ -190,15 +194,17 @@ pub struct OutputRun {
 /// The output locations of each column of a task.
 fn output_locations(call: &Call, pass: &Pass, task: &Task) -> Lists<OutputRun> {
     let plane = call.written[0] * call.written[1];
-    let in_order = pass.write_step == [1; 2] && pass.grid == call.written;
+    let is_in_order = pass.write_step == [1; 2] && pass.grid == call.written;
     // Contiguous rows count as one.
-    let grid = if in_order { [1, plane] } else { pass.grid };
+    let grid = if is_in_order { [1, plane] } else { pass.grid };
     let output_run = |run: &Run| {
         let item = run.item * call.outputs * plane;
-        let [row, column] = if in_order {
+        let [row, column] = if is_in_order {
             [0, run.at]
         } else {
-            [0, 1].map(|i| [run.row, run.at][i] * pass.write_step[i] + pass.write_first[i])
+            let [row_step, column_step] = pass.write_step;
+            let [first_row, first_column] = pass.write_first;
+            [run.row * row_step + first_row, run.at * column_step + first_column]
         };
         OutputRun {
             lane: run.lane,

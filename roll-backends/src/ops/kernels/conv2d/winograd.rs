@@ -13,7 +13,7 @@ use rayon::prelude::*;
 use super::Call;
 use super::panel::Line;
 use super::passes::Conv2dShape;
-use super::tiles::{ONE_THREAD, store};
+use super::tiles::{MANY_TASKS_PER_THREAD, MAX_ON_ONE_THREAD, store};
 use crate::ops::kernels::geometry::{ConvKind, ConvShape};
 use crate::ops::kernels::simd::vectorised;
 use crate::ops::kernels::tile::{KC, MR, NR, SUMS, accumulate};
@@ -27,6 +27,8 @@ const TASK_KIB: usize = 512;
 /// Minimum number of panels of a task, so that each pass over the kernels serves several panels. It yields to
 /// [`MAX_TASK_KIB`].
 const MIN_PANELS: usize = 4;
+/// Maximum number of panels of a task: more would leave too few tasks.
+const MAX_PANELS: usize = 4 * MIN_PANELS;
 /// Maximum size in KiB of a task's patches and sums, unless one panel is larger.
 const MAX_TASK_KIB: usize = 4 * TASK_KIB;
 
@@ -60,11 +62,14 @@ fn split_into_tasks(call: &Call, grid: TileGrid) -> Vec<Task> {
     let (panels, blocks) = (grid.panels(), call.outputs.div_ceil(MR));
     let threads = rayon::current_num_threads();
     let panels_in = |kib: usize| kib / (call.inputs + call.outputs);
-    let panels_per_task = panels_in(TASK_KIB).max(panels_in(MAX_TASK_KIB).min(MIN_PANELS)).clamp(1, 4 * MIN_PANELS);
+    let panels_per_task = panels_in(TASK_KIB).max(panels_in(MAX_TASK_KIB).min(MIN_PANELS)).clamp(1, MAX_PANELS);
     let wanted_groups = panels.div_ceil(panels_per_task);
     // A small number of groups of panels is rounded, so that each thread gets the same number.
-    let groups =
-        if wanted_groups < 8 * threads { wanted_groups.next_multiple_of(threads).min(panels) } else { wanted_groups };
+    let groups = if wanted_groups < MANY_TASKS_PER_THREAD * threads {
+        wanted_groups.next_multiple_of(threads).min(panels)
+    } else {
+        wanted_groups
+    };
     // If there are few panels, output channels are divided too; the same patches are then transformed several times.
     let channel_parts = if groups == 0 { 1 } else { threads.div_ceil(groups).clamp(1, blocks.max(1)) };
     let blocks_per_task = blocks.div_ceil(channel_parts).max(1);
@@ -98,7 +103,7 @@ pub fn run_convolution(call: &Call, before: [isize; 2], kernels: &Kernels) {
     let tasks = split_into_tasks(call, grid);
     let run = |task| SCRATCH.with_borrow_mut(|scratch| run_task(call, before, kernels, grid, task, scratch));
     let work = (grid.tiles * ELEMENTS).saturating_mul(call.inputs).saturating_mul(call.outputs);
-    if tasks.len() <= 1 || work <= ONE_THREAD {
+    if tasks.len() <= 1 || work <= MAX_ON_ONE_THREAD {
         tasks.iter().for_each(run);
     } else {
         tasks.par_iter().for_each(run);
@@ -116,7 +121,7 @@ fn run_task(call: &Call, before: [isize; 2], kernels: &Kernels, grid: TileGrid, 
     sums.resize((ELEMENTS * sum_stride).max(sums.len()), Line::default());
     let runs_of_panels: Vec<Vec<TileRun>> = task.panels.clone().map(|panel| grid.runs(panel).collect()).collect();
     for (runs, patches) in runs_of_panels.iter().zip(patches.chunks_exact_mut(ELEMENTS * patch_stride)) {
-        patches_of(call, before, runs, bytemuck::cast_slice_mut(patches), patch_stride * NR);
+        transform_patches(call, before, runs, bytemuck::cast_slice_mut(patches), patch_stride * NR);
     }
     for element in 0..ELEMENTS {
         for (block, sums) in sums[element * sum_stride..].chunks_exact_mut(panels * SUMS / NR).take(blocks).enumerate()
@@ -140,14 +145,14 @@ fn run_task(call: &Call, before: [isize; 2], kernels: &Kernels, grid: TileGrid, 
         let first = (task.blocks.start + block) * MR;
         for (panel, runs) in runs_of_panels.iter().enumerate() {
             let sums = &sums[(block * panels + panel) * SUMS..];
-            results_of(call, runs, first..(first + MR).min(call.outputs), sums, sum_stride * NR);
+            transform_results(call, runs, first..(first + MR).min(call.outputs), sums, sum_stride * NR);
         }
     }
 }
 
 /// Transforms the patches of a panel to `[element, input, tile]`; elements are `element_stride` apart. Lanes beyond the
 /// last tile keep their old content.
-fn patches_of(call: &Call, before: [isize; 2], runs: &[TileRun], patches: &mut [f32], element_stride: usize) {
+fn transform_patches(call: &Call, before: [isize; 2], runs: &[TileRun], patches: &mut [f32], element_stride: usize) {
     let plane = call.read[0] * call.read[1];
     for input in 0..call.inputs {
         for run in runs {
@@ -160,7 +165,13 @@ fn patches_of(call: &Call, before: [isize; 2], runs: &[TileRun], patches: &mut [
 vectorised! {
     /// Transforms the sums of a panel, for some output channels, back and applies the epilogue. Elements are
     /// `element_stride` apart.
-    fn results_of<M>(call: &Call, runs: &[TileRun], channels: Range<usize>, sums: &[f32], element_stride: usize) {
+    fn transform_results<M>(
+        call: &Call,
+        runs: &[TileRun],
+        channels: Range<usize>,
+        sums: &[f32],
+        element_stride: usize,
+    ) {
         let [rows, columns] = call.written;
         for (lane, channel) in channels.enumerate() {
             let bias = call.finish.bias.map_or(0.0, |bias| bias[channel]);

@@ -27,6 +27,10 @@ use transforms::{kernel_transform, patch_transform, result_transform};
 
 /// Number of elements of a transformed patch or kernel.
 pub const ELEMENTS: usize = 16;
+/// Taps of a 3 x 3 kernel.
+pub const TAPS: usize = 9;
+/// Kernels that are transformed at a time: a register has eight lanes.
+pub const KERNEL_LANES: usize = 8;
 /// Blocks of output channels per task: their kernels stay in the L2 cache for all panels.
 const BLOCKS: usize = 8;
 /// Panels whose patches a task transforms.
@@ -34,13 +38,13 @@ const PANELS: usize = 2;
 /// Bytes of transformed patches and sums per thread that exist at a time: they fit the L3 cache.
 const CACHED_BYTES: usize = 8 << 20;
 /// Maximum number of threads that [`CACHED_BYTES`] is multiplied by.
-const MOST_THREADS: usize = 8;
+const MAX_COUNTED_THREADS: usize = 8;
 
 /// Convolves x `[inputs, size]` and adds the bias of each output channel. The weight is `[outputs, inputs, kernel]`.
 /// The transposed kind computes the input cotangent of a convolution whose output cotangent is x: the weight is then
 /// that convolution's, `[inputs, outputs, kernel]`, and is read with reversed taps. Panics unless the kernel is 3 x 3.
 pub fn convolve(shape: ConvShape, x: &[f32], weight: &[f32], kind: ConvKind, bias: Option<&[f32]>) -> Vec<f32> {
-    let bytes = CACHED_BYTES * rayon::current_num_threads().min(MOST_THREADS);
+    let bytes = CACHED_BYTES * rayon::current_num_threads().min(MAX_COUNTED_THREADS);
     let positions: usize = shape.output().map_or(0, |size| size.iter().product());
     in_pool(positions * weight.len(), || convolve_within(bytes, shape, x, weight, kind, bias))
 }
@@ -76,9 +80,9 @@ fn convolve_within(
     for first in (0..grid.panels()).step_by(panels_at_once) {
         let panels = panels_at_once.min(grid.panels() - first);
         let (patches, sums) = (&mut all_patches[..panels * patch_size], &mut all_sums[..panels * sum_size]);
-        patches_of(shape, grid, x, first, kernels.channel_block, patches);
+        transform_patches(shape, grid, x, first, kernels.channel_block, patches);
         products(shape, &kernels, patches, panels, sums);
-        results_of(grid, [frames, rows, columns], sums, first..first + panels, bias, &mut y);
+        transform_results(grid, [frames, rows, columns], sums, first..first + panels, bias, &mut y);
     }
     y
 }
@@ -171,7 +175,7 @@ pub struct Kernels {
 impl Kernels {
     /// Transforms `weight` (see [`convolve`] for its shape and kind). Size and padding of `shape` are not read.
     pub fn new(shape: ConvShape, weight: &[f32], kind: ConvKind) -> Self {
-        let transposed = kind == ConvKind::Transposed;
+        let is_transposed = kind == ConvKind::Transposed;
         let ConvShape { inputs, outputs, kernel: [kernel_frames, ..], .. } = shape;
         let channel_block = (KC / kernel_frames).clamp(1, inputs.max(1));
         let depth = kernel_frames * inputs;
@@ -184,14 +188,14 @@ impl Kernels {
                 for c in 0..width {
                     for packed_frame in 0..kernel_frames {
                         // The 3 x 3 kernels of the block's output channels, one per lane.
-                        let mut g = [[0.0; 8]; 9];
+                        let mut g = [[0.0; KERNEL_LANES]; TAPS];
                         for lane in 0..lanes {
                             let (input, output) = (first + c, block * MR + lane);
-                            let pair = if transposed { input * outputs + output } else { output * inputs + input };
-                            let frame = if transposed { kernel_frames - 1 - packed_frame } else { packed_frame };
-                            let kernel = &weight[(pair * kernel_frames + frame) * 9..][..9];
+                            let pair = if is_transposed { input * outputs + output } else { output * inputs + input };
+                            let frame = if is_transposed { kernel_frames - 1 - packed_frame } else { packed_frame };
+                            let kernel = &weight[(pair * kernel_frames + frame) * TAPS..][..TAPS];
                             for (i, &value) in kernel.iter().enumerate() {
-                                let position = if transposed { 8 - i } else { i };
+                                let position = if is_transposed { TAPS - 1 - i } else { i };
                                 g[position][lane] = value;
                             }
                         }
@@ -214,7 +218,14 @@ impl Kernels {
 /// Transforms the patches of the panels from `first` on to the order panel, element, block of input channels, frame,
 /// input channel of the block, tile. Lanes beyond the last tile of a partial panel keep their old content; their sums
 /// are not used.
-fn patches_of(shape: ConvShape, grid: TileGrid, x: &[f32], first: usize, channel_block: usize, patches: &mut [f32]) {
+fn transform_patches(
+    shape: ConvShape,
+    grid: TileGrid,
+    x: &[f32],
+    first: usize,
+    channel_block: usize,
+    patches: &mut [f32],
+) {
     let padded_frames = shape.size[0] + 2 * shape.padding[0];
     let panel_size = ELEMENTS * padded_frames * shape.inputs * NR;
     let [frames, rows, columns] = shape.size;
@@ -259,16 +270,17 @@ fn products(shape: ConvShape, kernels: &Kernels, patches: &[f32], panels: usize,
                     [..padded_frames * inputs * NR];
                 for frame in 0..frames {
                     // The kernel frames that read real input frames.
-                    let from = input_start.saturating_sub(frame).min(kernel_frames);
-                    let to = (input_end - frame).min(kernel_frames);
+                    let first_kernel_frame = input_start.saturating_sub(frame).min(kernel_frames);
+                    let kernel_end = (input_end - frame).min(kernel_frames);
+                    let read_frames = kernel_end - first_kernel_frame;
                     for first in (0..inputs).step_by(channel_block) {
                         let width = channel_block.min(inputs - first);
-                        let patches = &patches[(first * padded_frames + (frame + from) * width) * NR..];
-                        let patches = &patches[..(to - from) * width * NR];
+                        let patches = &patches[(first * padded_frames + (frame + first_kernel_frame) * width) * NR..];
+                        let patches = &patches[..read_frames * width * NR];
                         for block in 0..blocks {
                             let weights = kernels.at(group * BLOCKS + block, element);
-                            let weights = &weights[(first * kernel_frames + from * width) * MR..];
-                            let weights = &weights[..(to - from) * width * MR];
+                            let weights = &weights[(first * kernel_frames + first_kernel_frame * width) * MR..];
+                            let weights = &weights[..read_frames * width * MR];
                             let at = ((block * panels + panel) * frames + frame) * SUMS;
                             let Some(sums) = sums[at..].first_chunk_mut() else { continue };
                             let adds_to_sums = first > 0;
@@ -282,7 +294,7 @@ fn products(shape: ConvShape, kernels: &Kernels, patches: &[f32], panels: usize,
 }
 
 /// Transforms the sums of some panels back to the output `[outputs, frames, rows, columns]` and adds the bias.
-fn results_of(
+fn transform_results(
     grid: TileGrid,
     [frames, rows, columns]: [usize; 3],
     sums: &[f32],

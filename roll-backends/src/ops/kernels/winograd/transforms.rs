@@ -7,29 +7,29 @@
 #[cfg(target_arch = "x86_64")]
 use std::arch::x86_64::__m256;
 
-use super::{ELEMENTS, MR, NR, TileRun};
+use super::{ELEMENTS, KERNEL_LANES, MR, NR, TAPS, TileRun};
 use crate::ops::kernels::simd::{self, vectorised};
 
 vectorised! {
-    /// Transforms the kernels of [`MR`] output channels, `G g G^T`. `g[3 r + c]` holds tap (r, c) of eight
-    /// kernels, as many as a register has lanes; the last kernels are padding and not written.
-    pub fn kernel_transform<M>(g: &[[f32; 8]; 9], out: &mut [f32], element_stride: usize) {
+    /// Transforms the kernels of [`MR`] output channels, `G g G^T`. `g[3 r + c]` holds tap (r, c) of each
+    /// kernel, one per lane. The lanes from [`MR`] on are padding and not written.
+    pub fn kernel_transform<M>(g: &[[f32; KERNEL_LANES]; TAPS], out: &mut [f32], element_stride: usize) {
         // G times a column of three.
         let combined = |[a, b, d]: [f32; 3]| {
             let outer = 0.5 * (a + d);
             [a, outer + 0.5 * b, outer - 0.5 * b, d]
         };
         // `G g`, then its product with `G^T`, row by row.
-        let mut down = [[[0.0f32; 8]; 3]; 4];
+        let mut down = [[[0.0f32; KERNEL_LANES]; 3]; 4];
         for c in 0..3 {
-            for l in 0..8 {
+            for l in 0..KERNEL_LANES {
                 let column = combined([g[c][l], g[3 + c][l], g[6 + c][l]]);
                 down.iter_mut().zip(column).for_each(|(down, value)| down[c][l] = value);
             }
         }
         for (r, down) in down.iter().enumerate() {
-            let mut across = [[0.0f32; 8]; 4];
-            for l in 0..8 {
+            let mut across = [[0.0f32; KERNEL_LANES]; 4];
+            for l in 0..KERNEL_LANES {
                 let row = combined([down[0][l], down[1][l], down[2][l]]);
                 across.iter_mut().zip(row).for_each(|(across, value)| across[l] = value);
             }

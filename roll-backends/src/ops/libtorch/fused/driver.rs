@@ -11,7 +11,7 @@ use std::sync::{Arc, Mutex};
 use super::launch::{Kernel, Launch, LaunchShape, Launcher};
 use super::nvrtc::{Nvrtc, SOURCE};
 use crate::device::memory::DRIVER;
-use crate::library::{first, functions, text};
+use crate::library::{functions, open_first, text};
 use crate::sync::lock;
 
 /// `CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR` and `_MINOR`.
@@ -19,6 +19,10 @@ const CAPABILITY: [c_int; 2] = [75, 76];
 /// `CU_FUNC_ATTRIBUTE_LOCAL_SIZE_BYTES` (spilled registers) and `CU_FUNC_ATTRIBUTE_NUM_REGS`.
 #[cfg(test)]
 const FOOTPRINT: [c_int; 2] = [3, 4];
+/// `CUDA_SUCCESS`.
+const SUCCESS: c_int = 0;
+/// The only value that `cuInit` accepts.
+const NO_FLAGS: c_uint = 0;
 /// Environment variable that disables the fused kernels if it is `0`.
 const SWITCH: &str = "ROLL_FUSED";
 
@@ -49,13 +53,14 @@ functions! {
 
 impl Driver {
     fn load() -> Result<Self, String> {
-        let (library, _) = first(&DRIVER).map_err(|reasons| format!("NVIDIA's driver is not found ({reasons})"))?;
+        let (library, _) =
+            open_first(&DRIVER).map_err(|reasons| format!("NVIDIA's driver is not found ({reasons})"))?;
         Ok(Self::find(library)?)
     }
 
-    /// Fails with the driver's message unless `code`, which `call` returned, is 0.
+    /// Fails with the driver's message unless `code`, which `call` returned, is [`SUCCESS`].
     fn check(&self, call: &str, code: c_int) -> Result<(), String> {
-        if code == 0 {
+        if code == SUCCESS {
             return Ok(());
         }
         let mut at = std::ptr::null();
@@ -67,17 +72,17 @@ impl Driver {
         Err(format!("{call} failed with {code} ({text})"))
     }
 
-    /// Runs `f` with `context` as this thread's current context, and restores the previous context.
-    fn within<T>(&self, context: Handle, f: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
+    /// Runs `call` with `context` as this thread's current context, and restores the previous context.
+    fn within<T>(&self, context: Handle, call: impl FnOnce() -> Result<T, String>) -> Result<T, String> {
         let mut current = null_mut();
         // SAFETY: the driver is initialised, and the context is never released.
         self.check("cuCtxGetCurrent", unsafe { (self.current)(&mut current) })?;
         if current == context {
-            return f();
+            return call();
         }
         // SAFETY: as above.
         self.check("cuCtxPushCurrent", unsafe { (self.push)(context) })?;
-        let result = f();
+        let result = call();
         // SAFETY: pushed above.
         let popped = self.check("cuCtxPopCurrent", unsafe { (self.pop)(&mut current) });
         result.and_then(|result| popped.map(|()| result))
@@ -129,7 +134,7 @@ impl Gpu {
         let (mut device, mut capability, mut context) = (0, [0; 2], null_mut());
         // SAFETY: the written variables are alive; the driver may be initialised repeatedly.
         unsafe {
-            driver.check("cuInit", (driver.init)(0))?;
+            driver.check("cuInit", (driver.init)(NO_FLAGS))?;
             driver.check("cuDeviceGet", (driver.device)(&mut device, ordinal))?;
             for (value, attribute) in capability.iter_mut().zip(CAPABILITY) {
                 driver.check("cuDeviceGetAttribute", (driver.attribute)(value, attribute, device))?;
@@ -146,8 +151,8 @@ impl Gpu {
             for kernel in Kernel::ALL {
                 let mut function = null_mut();
                 // SAFETY: the module stays loaded.
-                let found = unsafe { (driver.function)(&mut function, module, kernel.0.as_ptr()) };
-                driver.check("cuModuleGetFunction", found)?;
+                let code = unsafe { (driver.function)(&mut function, module, kernel.0.as_ptr()) };
+                driver.check("cuModuleGetFunction", code)?;
                 kernels.push((kernel, function));
             }
             Ok(kernels)
@@ -180,6 +185,8 @@ impl Gpu {
     fn queue(&self, launch: &mut Launch) -> Result<(), String> {
         let function = self.function(launch.kernel)?;
         let LaunchShape { grid, block: [block_x, block_y] } = launch.shape;
+        let (grid_y, grid_z, block_z, shared_bytes) = (1, 1, 1, 0);
+        let (default_stream, no_options) = (null_mut(), null_mut());
         let mut parameters = launch.parameters();
         self.driver.within(self.context, || {
             // SAFETY: number and types of the parameters are those of the kernel; they are copied before the call
@@ -188,15 +195,15 @@ impl Gpu {
                 (self.driver.launch)(
                     function,
                     grid,
-                    1,
-                    1,
+                    grid_y,
+                    grid_z,
                     block_x,
                     block_y,
-                    1,
-                    0,
-                    null_mut(),
+                    block_z,
+                    shared_bytes,
+                    default_stream,
                     parameters.as_mut_ptr(),
-                    null_mut(),
+                    no_options,
                 )
             };
             self.driver.check("cuLaunchKernel", code)

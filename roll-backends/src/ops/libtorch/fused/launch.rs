@@ -93,6 +93,8 @@ pub(super) const MAX_ROWS: i32 = 1 << 30;
 
 /// Rows per thread; must equal `ROWS` of `kernels.cu`.
 const ROWS_PER_THREAD: u32 = 4;
+/// Adjacent numbers per thread of elementwise kernels, which read four f32 at a time.
+const COLUMNS_PER_THREAD: u32 = 4;
 /// Numbers of a row per thread; must equal `4 * FOURS` and `8 * EIGHTS` of `kernels.cu`, where a thread reads
 /// f32 in groups of four and bf16 in groups of eight.
 const NUMBERS_PER_THREAD: u32 = 32;
@@ -151,14 +153,17 @@ impl LaunchShape {
 
     /// Shape of one-dimensional kernels over `count` numbers (at least one): four numbers per thread.
     pub(super) fn elementwise_1d(count: i32) -> Self {
-        Self { grid: count.unsigned_abs().div_ceil(4 * ELEMENTWISE_BLOCK), block: [ELEMENTWISE_BLOCK, 1] }
+        Self {
+            grid: count.unsigned_abs().div_ceil(COLUMNS_PER_THREAD * ELEMENTWISE_BLOCK),
+            block: [ELEMENTWISE_BLOCK, 1],
+        }
     }
 
     /// Shape of elementwise kernels over a matrix: a thread takes four columns of four rows. A gate that all rows
     /// share is read once for the four rows; 64 to 96 bytes are in flight.
     pub(super) fn elementwise_2d(rows: i32, width: i32) -> Self {
         // A row has `fours` groups of four columns.
-        let (rows, fours) = (rows.unsigned_abs(), width.unsigned_abs() / 4);
+        let (rows, fours) = (rows.unsigned_abs(), width.unsigned_abs() / COLUMNS_PER_THREAD);
         // Rows wider than a block are divided into parts of nearly equal width, one block each.
         let parts = fours.div_ceil(ELEMENTWISE_BLOCK);
         let across = match fours {

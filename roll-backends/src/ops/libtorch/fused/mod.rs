@@ -55,7 +55,8 @@ impl<L: Launcher> FusedOps<L> {
         let rows = Rows::of(x, Kind::Float)?.in_registers()?;
         let (gain_stride, shift_stride) = (rows.stride(gain)?, rows.stride(shift)?);
         let (y, moments) = (rows.empty(Kind::BFloat16), rows.empty_columns(2));
-        let numbers = rows.numbers([rows.per_width(), gain_stride.into(), shift_stride.into(), (eps as f32).into()]);
+        let numbers =
+            rows.numbers([rows.inverse_width(), gain_stride.into(), shift_stride.into(), (eps as f32).into()]);
         let tensors = [x, gain, shift, &y, &moments].map(Some);
         self.run(Kernel::LAYER_NORM, rows.row_reduction(), &tensors, &numbers)?;
         Some((y, moments))
@@ -69,7 +70,7 @@ impl<L: Launcher> FusedOps<L> {
         rows.expect_columns(moments, 2)?;
         let gain_stride = rows.stride(gain)?;
         let d_x = rows.empty(Kind::Float);
-        let numbers = rows.numbers([rows.per_width(), gain_stride.into()]);
+        let numbers = rows.numbers([rows.inverse_width(), gain_stride.into()]);
         let tensors = [x, gain, moments, d_y, &d_x].map(Some);
         self.run(Kernel::LAYER_NORM_PULL, rows.row_reduction(), &tensors, &numbers)?;
         Some(d_x)
@@ -91,7 +92,7 @@ impl<L: Launcher> FusedOps<L> {
         let half = rows.half(rotation, heads)?;
         let [cosines, sines] = rotation.map_or([None; 2], |angles| angles.map(Some));
         let (y, inverses) = (rows.empty(Kind::BFloat16), rows.empty_columns(1));
-        let numbers = rows.numbers([rows.per_width(), half.into(), (eps as f32).into()]);
+        let numbers = rows.numbers([rows.inverse_width(), half.into(), (eps as f32).into()]);
         let tensors = [Some(x), Some(gain), cosines, sines, Some(&y), Some(&inverses)];
         self.run(Kernel::RMS_ROPE, rows.row_reduction(), &tensors, &numbers)?;
         Some((y, inverses))
@@ -115,7 +116,7 @@ impl<L: Launcher> FusedOps<L> {
         let half = rows.half(rotation, heads)?;
         let [cosines, sines] = rotation.map_or([None; 2], |angles| angles.map(Some));
         let d_x = rows.empty(Kind::BFloat16);
-        let numbers = rows.numbers([rows.per_width(), half.into()]);
+        let numbers = rows.numbers([rows.inverse_width(), half.into()]);
         let tensors = [Some(x), Some(gain), Some(inverse), cosines, sines, Some(d_y), Some(&d_x)];
         self.run(Kernel::RMS_ROPE_PULL, rows.row_reduction(), &tensors, &numbers)?;
         Some(d_x)
@@ -141,10 +142,10 @@ impl<L: Launcher> FusedOps<L> {
         Some(d_y)
     }
 
-    /// SiLU of a row-wise RMS norm: `z / (1 + e^-z)` with `z = x * sqrt(C) / max(|x|, least) * gain`, where `|x|` is
+    /// SiLU of a row-wise RMS norm: `z / (1 + e^-z)` with `z = x * sqrt(C) / max(|x|, min_norm) * gain`, where `|x|` is
     /// the norm of a row. Operands: x `[L, C]` f32 or bf16, gain `[1, C]` f32. Writes to `y`, which has the shape and
     /// dtype of x.
-    pub(super) fn channel_norm_silu(&self, x: &Tensor, gain: &Tensor, least: f32, y: &Tensor) -> Option<()> {
+    pub(super) fn channel_norm_silu(&self, x: &Tensor, gain: &Tensor, min_norm: f32, y: &Tensor) -> Option<()> {
         let rows = Rows::of(x, x.kind())?;
         rows.expect_same(y, x.kind())?;
         rows.expect_one_row(gain)?;
@@ -154,13 +155,19 @@ impl<L: Launcher> FusedOps<L> {
             _ => return None,
         };
         let (shape, lanes) = LaunchShape::channel_norm(rows.rows, rows.width)?;
-        let numbers = rows.numbers([lanes.into(), (rows.width as f32).sqrt().into(), least.into()]);
+        let numbers = rows.numbers([lanes.into(), (rows.width as f32).sqrt().into(), min_norm.into()]);
         self.run(kernel, shape, &[x, gain, y].map(Some), &numbers)
     }
 
     /// The gradient of x, given the gradient of the result of [`FusedOps::channel_norm_silu`]; both have the shape and
     /// dtype of x.
-    pub(super) fn channel_norm_silu_pull(&self, x: &Tensor, gain: &Tensor, least: f32, d_y: &Tensor) -> Option<Tensor> {
+    pub(super) fn channel_norm_silu_pull(
+        &self,
+        x: &Tensor,
+        gain: &Tensor,
+        min_norm: f32,
+        d_y: &Tensor,
+    ) -> Option<Tensor> {
         let rows = Rows::of(x, x.kind())?;
         rows.expect_same(d_y, x.kind())?;
         rows.expect_one_row(gain)?;
@@ -172,7 +179,7 @@ impl<L: Launcher> FusedOps<L> {
         let (shape, lanes) = LaunchShape::channel_norm(rows.rows, rows.width)?;
         let d_x = rows.empty(x.kind());
         let root = (rows.width as f32).sqrt();
-        let numbers = rows.numbers([rows.per_width(), lanes.into(), root.into(), least.into()]);
+        let numbers = rows.numbers([rows.inverse_width(), lanes.into(), root.into(), min_norm.into()]);
         self.run(kernel, shape, &[x, gain, d_y, &d_x].map(Some), &numbers)?;
         Some(d_x)
     }
@@ -212,6 +219,11 @@ fn can_be_read(tensor: &Tensor, kind: Kind, device: Device) -> bool {
         && (tensor.data_ptr() as usize).is_multiple_of(16)
 }
 
+/// Widths must be multiples of this number: kernels read bf16 in groups of eight.
+const WIDTH_MULTIPLE: i32 = 8;
+/// Pairs that a thread rotates.
+const PAIRS_PER_THREAD: i32 = 4;
+
 /// The shape and device of the operands of one call. Its methods return `None` for operands that the kernels do not
 /// support.
 struct Rows {
@@ -226,7 +238,7 @@ impl Rows {
         let size = x.size();
         let [rows, width] = size.as_slice() else { return None };
         let (rows, width) = (i32::try_from(*rows).ok()?, i32::try_from(*width).ok()?);
-        let is_supported_size = (1..=MAX_ROWS).contains(&rows) && width > 0 && width % 8 == 0;
+        let is_supported_size = (1..=MAX_ROWS).contains(&rows) && width > 0 && width % WIDTH_MULTIPLE == 0;
         let found = Self { rows, width, device: x.device() };
         (is_supported_size && found.supports(x, kind)).then_some(found)
     }
@@ -270,14 +282,15 @@ impl Rows {
         gate.map_or(Some(0), |gate| self.stride(gate))
     }
 
-    /// The number of angles per token (0 without a rotation), if the kernels support them. A thread rotates four pairs,
-    /// which must belong to one head. The number of pairs per head must be a power of two, because the kernel masks
-    /// indices instead of dividing (a division takes as long as the rotation).
+    /// The number of angles per token (0 without a rotation), if the kernels support them. The
+    /// [`PAIRS_PER_THREAD`] pairs of a thread must belong to one head. The number of pairs per head must be a power of
+    /// two, because the kernel masks indices instead of dividing (a division takes as long as the rotation).
     fn half(&self, rotation: Option<[&Tensor; 2]>, heads: i64) -> Option<i32> {
         let Some(rotation) = rotation else { return Some(0) };
-        let heads = i32::try_from(heads).ok().filter(|heads| (1..=self.width / 8).contains(heads))?;
+        let heads =
+            i32::try_from(heads).ok().filter(|heads| (1..=self.width / (2 * PAIRS_PER_THREAD)).contains(heads))?;
         let half = self.width / heads / 2;
-        if half * heads * 2 != self.width || half < 4 || !half.unsigned_abs().is_power_of_two() {
+        if half * heads * 2 != self.width || half < PAIRS_PER_THREAD || !half.unsigned_abs().is_power_of_two() {
             return None;
         }
         for angles in rotation {
@@ -292,7 +305,7 @@ impl Rows {
     }
 
     /// `1 / width`, an argument of kernels that compute means.
-    fn per_width(&self) -> Argument {
+    fn inverse_width(&self) -> Argument {
         Argument::from(1.0 / self.width as f32)
     }
 

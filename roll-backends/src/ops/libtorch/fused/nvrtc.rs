@@ -20,6 +20,9 @@ const NAMES: [&str; 3] = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"];
 /// Libraries whose folder, or a neighbouring folder, contains the compiler.
 const CUDA_LIBRARIES: [&str; 5] = ["libnvrtc.", "libcudart", "libtorch_cuda", "libc10_cuda", "libcublas"];
 
+/// `NVRTC_SUCCESS`.
+const SUCCESS: c_int = 0;
+
 type Program = *mut c_void;
 type Strings = *const *const c_char;
 
@@ -77,15 +80,16 @@ impl Nvrtc {
         let source = CString::new(source).map_err(|_| "the source of the kernels has a zero byte".to_string())?;
         let option = CString::new(format!("--gpu-architecture={architecture}")).map_err(|e| e.to_string())?;
         let options = [option.as_ptr(), c"--std=c++17".as_ptr()];
+        const HEADER_COUNT: c_int = 0;
         let mut program = null_mut();
         // SAFETY: strings end with a zero byte and outlive the call; no headers are given.
         let code = unsafe {
-            (self.functions.create)(&mut program, source.as_ptr(), c"kernels.cu".as_ptr(), 0, null(), null())
+            (self.functions.create)(&mut program, source.as_ptr(), c"kernels.cu".as_ptr(), HEADER_COUNT, null(), null())
         };
         self.check("nvrtcCreateProgram", code)?;
         // SAFETY: as above; the number of options matches.
-        let compiled = unsafe { (self.functions.compile)(program, options.len() as c_int, options.as_ptr()) };
-        let result = match self.check("nvrtcCompileProgram", compiled) {
+        let compile_code = unsafe { (self.functions.compile)(program, options.len() as c_int, options.as_ptr()) };
+        let result = match self.check("nvrtcCompileProgram", compile_code) {
             Ok(()) if architecture.starts_with("sm_") => {
                 self.bytes(program, self.functions.code_size, self.functions.code)
             }
@@ -117,9 +121,9 @@ impl Nvrtc {
         Ok(bytes)
     }
 
-    /// Fails with NVRTC's message unless `code`, which `call` returned, is 0.
+    /// Fails with NVRTC's message unless `code`, which `call` returned, is [`SUCCESS`].
     fn check(&self, call: &str, code: c_int) -> Result<(), String> {
-        if code == 0 {
+        if code == SUCCESS {
             return Ok(());
         }
         // SAFETY: returns a constant string for every code.

@@ -1,0 +1,215 @@
+//! `roll eval`: success of a language model on held-out starts or questions, the base and an adapter side by side.
+
+use std::collections::BTreeMap;
+use std::io::Write;
+use std::path::Path;
+use std::time::Instant;
+
+use roll_core::{BuildContext, Headline, Registry, Result, Validation};
+use roll_external::files;
+use roll_train::config::{ConfigLayers, LoadedConfig};
+use roll_train::run_dir::RunDir;
+use roll_train::statistics::{Gain, paired_gain, sign_test, wilson_95};
+use serde::Serialize;
+use serde_json::Value as Json;
+
+use super::adapters::open_model;
+use crate::args::{Eval, KeyValue};
+use crate::configuration::{Configuration, build_context};
+use crate::output::refuse_existing;
+use crate::progress::Spinner;
+
+/// Lowest layer of the configuration.
+const LOWEST: &str = "algo:\n  name: agentic_ppo\nmodel:\n  name: causal_lm\n";
+/// Name of the model without an adapter in the table and in JSON.
+const BASE: &str = "base";
+
+/// The result of one model.
+#[derive(Serialize)]
+struct ModelResult {
+    model: String,
+    /// Fraction of episodes that were solved, with Wilson's interval over starts; `None` if nothing was played.
+    success: Option<Success>,
+    metrics: BTreeMap<String, f64>,
+    seconds: f64,
+    /// Fraction of the episodes that were solved, by the seed of their start.
+    #[serde(skip)]
+    solved: BTreeMap<String, f64>,
+}
+
+#[derive(Serialize)]
+struct Success {
+    fraction: f64,
+    ci95: [f64; 2],
+    starts: usize,
+}
+
+/// The adapter against the base, start by start.
+#[derive(Serialize)]
+struct Comparison {
+    #[serde(flatten)]
+    gain: Gain,
+    /// Number of starts on which the adapter was better.
+    better: u64,
+    /// Number of starts on which it was worse.
+    worse: u64,
+    /// Probability of at least such a division by chance: the two-sided sign test.
+    sign_test: f64,
+}
+
+/// Evaluates the base and, if there is one, the adapter; prints a table or JSON.
+pub fn eval(args: Eval) -> Result<()> {
+    if let Some(output) = &args.output {
+        refuse_existing(output, args.force)?;
+    }
+    let mut args = args;
+    let run = args.run.take().map(RunDir::open).transpose()?;
+    let mut adapters = std::mem::take(&mut args.adapter);
+    if let (Some(run), true) = (&run, adapters.is_empty()) {
+        adapters.push(run.path().to_string_lossy().into_owned());
+    }
+    args.config.run = run;
+    let configuration = Configuration::read(&args.config, &keys(&args))?;
+    let registry = configuration.registry()?;
+    let loaded = configuration.over(ConfigLayers::new().text("roll eval", LOWEST)?)?.load(&registry)?;
+    let context = build_context(&loaded);
+    let mut episodes = Vec::new();
+    let (headlines, base) = evaluate(&loaded, &registry, &context, &[], &mut episodes)?;
+    let mut results = vec![base];
+    if !adapters.is_empty() {
+        results.push(evaluate(&loaded, &registry, &context, &adapters, &mut episodes)?.1);
+    }
+    let comparison = match &results[..] {
+        [base, adapted] => compared(base, adapted),
+        _ => None,
+    };
+    if let Some(output) = &args.output {
+        write_lines(output, &episodes)?;
+    }
+    match args.json {
+        true => println!("{}", serde_json::json!({ "models": results, "comparison": comparison })),
+        false => print(&headlines, &results, comparison.as_ref()),
+    }
+    Ok(())
+}
+
+/// The configuration keys that the command's own arguments set.
+fn keys(args: &Eval) -> Vec<KeyValue> {
+    let text = |path: &Path| path.to_string_lossy().into_owned();
+    // Without this, only some episodes are recorded.
+    let all = usize::MAX >> 1;
+    let mut keys = vec![KeyValue { key: "algo.saved_trajectories", value: all.to_string(), origin: "roll eval" }];
+    // Several samples of the likeliest tokens would be the same.
+    let temperature = args.temperature.or(args.samples.filter(|samples| *samples > 1).map(|_| 1.0));
+    let given = [
+        ("model.model_path", args.model_path.clone(), "--model-path"),
+        ("algo.val_batch_size", args.episodes.map(|n| n.to_string()), "--episodes"),
+        ("algo.val_group_size", args.samples.map(|n| n.to_string()), "--samples"),
+        ("algo.val_temperature", temperature.map(|t| t.to_string()), "--temperature"),
+        ("env.name", args.questions.as_ref().map(|_| "questions".to_string()), "--questions"),
+        ("env.validation_path", args.questions.as_deref().map(text), "--questions"),
+    ];
+    keys.extend(
+        given.into_iter().filter_map(|(key, value, origin)| value.map(|value| KeyValue { key, value, origin })),
+    );
+    keys
+}
+
+/// Validates the model with the sum of `adapters`, or without any, and adds the records of its episodes to `episodes`.
+fn evaluate(
+    loaded: &LoadedConfig,
+    registry: &Registry,
+    context: &BuildContext,
+    adapters: &[String],
+    episodes: &mut Vec<Json>,
+) -> Result<(Vec<Headline>, ModelResult)> {
+    let name = if adapters.is_empty() { BASE.to_string() } else { adapters.join(" + ") };
+    let mut without_adapter = loaded.clone();
+    if adapters.is_empty() {
+        without_adapter.config.model.options.remove("lora_checkpoint");
+    }
+    let mut model = open_model(&without_adapter, registry, context, adapters)?;
+    let progress = Spinner::new(&name);
+    let begun = Instant::now();
+    let (headlines, Validation { metrics, records, .. }) =
+        roll_train::validate(loaded, registry, context, model.as_mut(), &progress)?;
+    let seconds = begun.elapsed().as_secs_f64();
+    let solved = solved_by_start(&records);
+    let success = (!solved.is_empty()).then(|| {
+        let fraction = solved.values().sum::<f64>() / solved.len() as f64;
+        Success { fraction, ci95: wilson_95(fraction, solved.len()), starts: solved.len() }
+    });
+    episodes.extend(records.into_iter().map(|mut record| {
+        record["model"] = name.as_str().into();
+        record
+    }));
+    Ok((headlines, ModelResult { model: name, success, metrics, seconds, solved }))
+}
+
+/// The fraction of solved episodes of each start, by its seed. Episodes that failed are left out.
+fn solved_by_start(records: &[Json]) -> BTreeMap<String, f64> {
+    let mut outcomes: BTreeMap<String, Vec<f64>> = BTreeMap::new();
+    for record in records {
+        let (seed, is_solved) = (record["whole_seed"].as_str(), record["solved"].as_bool());
+        let has_failed = record["ending"].get("failed").is_some();
+        if let (Some(seed), Some(is_solved), false) = (seed, is_solved, has_failed) {
+            outcomes.entry(seed.into()).or_default().push(if is_solved { 1.0 } else { 0.0 });
+        }
+    }
+    let mean = |values: Vec<f64>| values.iter().sum::<f64>() / values.len() as f64;
+    outcomes.into_iter().map(|(seed, values)| (seed, mean(values))).collect()
+}
+
+/// Compares two models on the starts that both have played; `None` if there are none.
+fn compared(base: &ModelResult, adapted: &ModelResult) -> Option<Comparison> {
+    let played = base.solved.iter().filter_map(|(seed, before)| Some([*before, *adapted.solved.get(seed)?]));
+    let pairs: Vec<[f64; 2]> = played.collect();
+    if pairs.is_empty() {
+        return None;
+    }
+    let count = |is_so: fn(&[f64; 2]) -> bool| pairs.iter().filter(|pair| is_so(pair)).count() as u64;
+    let (better, worse) = (count(|[before, after]| after > before), count(|[before, after]| after < before));
+    Some(Comparison { gain: paired_gain(&pairs), better, worse, sign_test: sign_test(better, worse) })
+}
+
+fn write_lines(path: &Path, records: &[Json]) -> Result<()> {
+    files::write_atomically_with(path, |file| records.iter().try_for_each(|record| writeln!(file, "{record}")))
+}
+
+/// Prints a table with a column for each model.
+fn print(headlines: &[Headline], results: &[ModelResult], comparison: Option<&Comparison>) {
+    let mut rows = vec![(String::new(), results.iter().map(|result| result.model.clone()).collect::<Vec<_>>())];
+    for headline in headlines {
+        let Some(held_out) = &headline.held_out else { continue };
+        let cell = |result: &ModelResult| {
+            let value = result.metrics.get(&held_out.metric)?;
+            let interval = result.success.as_ref().filter(|_| held_out.metric == "val/env/success");
+            Some(match interval {
+                Some(Success { ci95: [low, high], .. }) => {
+                    let [value, low, high] = [*value, *low, *high].map(|value| headline.format.write(value));
+                    format!("{value} ({low} to {high})")
+                }
+                None => headline.format.write(*value),
+            })
+        };
+        let cells: Option<Vec<String>> = results.iter().map(cell).collect();
+        rows.extend(cells.map(|cells| (held_out.label.clone(), cells)));
+    }
+    let seconds = results.iter().map(|result| format!("{:.0}", result.seconds));
+    rows.push(("seconds".into(), seconds.collect()));
+    let width = |column: usize| rows.iter().map(|(_, cells)| cells[column].chars().count()).max().unwrap_or_default();
+    let widths: Vec<usize> = (0..results.len()).map(width).collect();
+    for (label, cells) in &rows {
+        let cells: Vec<String> = cells.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}")).collect();
+        println!("{}", format!("{label:<10} {}", cells.join("  ")).trim_end());
+    }
+    if let Some(first) = results.first().and_then(|result| result.success.as_ref()) {
+        println!("on {} starts that training never sees; 95 % intervals", first.starts);
+    }
+    if let Some(Comparison { gain, better, worse, sign_test }) = comparison {
+        println!(
+            "success {}: better on {better}, worse on {worse} of the same starts (p = {sign_test:.2e}, sign test)",
+            gain.in_words()
+        );
+    }
+}
