@@ -42,7 +42,7 @@ pub struct DpoConfig {
     /// Whether log-probabilities are taken as they are, and not relative to the reference policy. With
     /// `length_normalised` the loss is that of SimPO.
     pub reference_free: bool,
-    /// By how much the reward of the chosen answer should exceed that of the rejected one (SimPO's gamma).
+    /// Target for the difference between the rewards of the chosen and the rejected answer (SimPO's gamma).
     #[schemars(range(min = 0.0))]
     pub margin: f64,
     /// Whether each pass over the pairs has another order, drawn with `seed`.

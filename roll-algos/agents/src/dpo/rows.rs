@@ -51,7 +51,7 @@ fn message(role: &str, content: &str) -> Value {
     json!({ "role": role, "content": content })
 }
 
-/// Removes the prompt from the row and returns its messages. `None` if there is none.
+/// Removes the prompt from the row and returns its messages. `None`: the row has no prompt.
 fn prompt(fields: &mut Map<String, Value>) -> Result<Option<Vec<Value>>, String> {
     let Some(key) = PROMPTS.into_iter().find(|key| fields.contains_key(*key)) else { return Ok(None) };
     match fields.remove(key) {
@@ -87,11 +87,11 @@ fn with_prompt(prompt: &[Value], key: &str, answer: Value) -> Result<Vec<Value>,
     };
     let same = |a: &Value, b: &Value| a["role"] == b["role"] && a["content"] == b["content"];
     // A system message may precede the prompt in the answer alone.
-    let repeated = (0..answer.len()).any(|at| {
-        let rest = &answer[at..];
-        rest.len() > prompt.len() && prompt.iter().zip(rest).all(|(a, b)| same(a, b))
-    });
-    Ok(if repeated { answer } else { [prompt, &answer].concat() })
+    let is_system = |message: &Value| message["role"] == "system";
+    let system = answer.iter().zip(prompt).take_while(|(a, b)| is_system(a) && !is_system(b)).count();
+    let rest = &answer[system..];
+    let repeats = rest.len() > prompt.len() && prompt.iter().zip(rest).all(|(a, b)| same(a, b));
+    Ok(if repeats { answer } else { [prompt, &answer].concat() })
 }
 
 /// The conversations of two answers that both begin with the prompt.
