@@ -105,6 +105,51 @@ fn an_environment_may_be_a_separate_process() {
     assert_eq!((count("validation"), count("train")), (12, 4 + 16));
 }
 
+#[test]
+fn questions_of_a_file_are_asked_and_a_wrong_row_is_refused_before_the_first_step() {
+    let dir = tempfile::tempdir().unwrap();
+    let rows: String =
+        (0..40).map(|i| format!("{{\"question\": \"What is {i}?\", \"answer\": \"#### {i}\"}}\n")).collect();
+    std::fs::write(dir.path().join("rows.jsonl"), &rows).unwrap();
+    let questions = [
+        "env.name=questions",
+        "env.path=rows.jsonl",
+        "env.validation_share=0.3",
+        "algo.max_tokens_per_step=8",
+        "algo.val_group_size=2",
+        "algo.val_temperature=1.0",
+        "training.max_skipped_steps=0",
+    ];
+    let output = agent(dir.path(), &questions);
+    assert!(output.status.success(), "{}", stderr_text(&output));
+    let asked = |kind: &str| -> Vec<(u64, String)> {
+        let episodes = lines(&dir.path().join("run/trajectories.jsonl"));
+        let of_kind = episodes.iter().filter(|episode| episode["kind"] == kind);
+        of_kind.map(|e| (e["group"].as_u64().unwrap(), e["turns"][0]["observation"].as_str().unwrap().into())).collect()
+    };
+    let (trained, validated) = (asked("training"), asked("validation"));
+    // Two steps of two groups of four, and validations of six starts before and after, twice each.
+    assert_eq!((trained.len(), validated.len()), (16, 24));
+    assert!(trained.iter().all(|(_, question)| validated.iter().all(|(_, other)| other != question)));
+    let mut in_order: Vec<&String> = trained.iter().step_by(4).map(|(_, question)| question).collect();
+    let file_order: Vec<usize> = in_order.iter().map(|question| rows.find(question.as_str()).unwrap()).collect();
+    assert!(file_order.is_sorted(), "{in_order:?}");
+    in_order.dedup();
+    assert_eq!(in_order.len(), 4);
+    let metrics = lines(&dir.path().join("run/metrics.jsonl"));
+    assert!(metrics.iter().any(|row| row["val/env/pass@2"].is_number()), "{metrics:?}");
+    let report = std::fs::read_to_string(dir.path().join("run/report.html")).unwrap();
+    assert!(report.contains("Held-out starts before and after") && report.contains("<mark>"));
+
+    std::fs::write(dir.path().join("rows.jsonl"), rows + "{\"question\": \"What?\", \"answer\": \"many\"}\n").unwrap();
+    std::fs::remove_dir_all(dir.path().join("run")).unwrap();
+    let refused = agent(dir.path(), &questions);
+    let said = stderr_text(&refused);
+    assert_eq!(refused.status.code(), Some(2), "{said}");
+    assert!(said.contains("rows.jsonl: line 41: the answer: expected one number, found 0 in `many`"), "{said}");
+    assert!(!dir.path().join("run").exists());
+}
+
 #[cfg(target_os = "linux")]
 #[test]
 fn more_processes_than_open_files_are_refused_before_the_first_step() {

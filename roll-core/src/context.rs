@@ -33,6 +33,10 @@ pub struct BuildContext {
     /// Passes that the algorithm records at a time ([`crate::plan::Passes::held`]), if its plan is known.
     #[serde(default)]
     pub recorded_passes: Option<usize>,
+    /// Whether passes of the reference policy may be asked of the model ([`crate::Adapter::Off`]). Without them, a model
+    /// of which every weight is trained keeps no copy of the weights that training starts from.
+    #[serde(default = "kept")]
+    pub needs_reference: bool,
     /// Whether the component is opened for a check only. A model then downloads nothing and reads the headers of its
     /// files but no weights, so that no pass through its network is possible.
     #[serde(default)]
@@ -46,6 +50,11 @@ pub struct BuildContext {
     /// The ranks over which a model shards the tokens of each pass ([`crate::StrategyRanks::tokens`]).
     #[serde(skip)]
     pub token_ranks: Option<Arc<dyn Communicator>>,
+}
+
+/// A reference policy is kept unless the algorithm's plan says that it needs none.
+fn kept() -> bool {
+    true
 }
 
 /// A job of one rank.
@@ -63,6 +72,7 @@ impl BuildContext {
             base_dir: ".".into(),
             placement: None,
             recorded_passes: None,
+            needs_reference: true,
             headers_only: false,
             run_dir: Arc::default(),
             ranks: alone(),

@@ -107,7 +107,7 @@ pub struct Generation {
     pub raw_log_probs: Vec<f32>,
 }
 
-/// Statistics of given tokens, f32 `[B, L - 1]`: position t describes token t + 1.
+/// Statistics of given tokens, f32 `[B, L - 1]`: position t describes token t + 1. 0 where they were not wanted.
 #[derive(Clone, Debug, serde::Serialize, serde::Deserialize)]
 pub struct TokenStats {
     /// Log-probability of the next token.
@@ -168,12 +168,18 @@ pub trait LanguageModel {
         Err(Error::Unsupported("this language model does not give its hidden states, which a critic reads".into()))
     }
 
-    /// Evaluates tokens (i64 `[B, L]`) under `mask` (u8 `[B, L]`). The pullback takes the cotangents of log-probs
-    /// and entropy stacked as `[2, B, L - 1]`; its result is empty, since tokens are not differentiable.
+    /// Evaluates tokens (i64 `[B, L]`) under `mask` (u8 `[B, L]`, 0 at padding). The statistics of the tokens of
+    /// `wanted` (u8 `[B, L]`) are computed, and those of other tokens are 0; `mask` as `wanted` computes all. The first
+    /// token of a row has no statistics. The output layer, which costs most in a small model with a large vocabulary,
+    /// works on the wanted tokens alone.
+    ///
+    /// The pullback takes the cotangents of log-probs and entropy stacked as `[2, B, L - 1]`, and ignores those of
+    /// tokens that are not wanted. Its result is empty, since tokens are not differentiable.
     fn evaluate(
         &mut self,
         tokens: &Tensor,
         mask: &Tensor,
+        wanted: &Tensor,
         adapter: Adapter,
         grad: Grad,
     ) -> Result<(TokenStats, Option<Pullback>)>;

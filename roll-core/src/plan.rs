@@ -76,6 +76,8 @@ pub struct TextPass {
     pub continues: bool,
     /// Whether the pass is recorded and pulled back.
     pub grad: bool,
+    /// Whether the reference policy, the model without its adapter, also evaluates the sequences.
+    pub reference: bool,
     /// Hidden states per token that are kept in host memory.
     pub hidden_states: usize,
     /// Whether the pass overlaps the other passes, and has a copy of the trained parameters.
@@ -105,6 +107,11 @@ impl Passes {
     /// `[videos decoded without gradient, with gradient]`: the field, or its meaning if it is absent.
     pub fn decoded(&self) -> [usize; 2] {
         self.decoded.unwrap_or(self.videos.map_or([0, 1], |videos| [videos.count, 0]))
+    }
+
+    /// Whether any pass is of a reference policy.
+    pub fn needs_reference(&self) -> bool {
+        self.texts.is_empty() || self.texts.iter().any(|pass| pass.reference)
     }
 
     /// Further passes without a gradient: the field, or its meaning if it is absent.
@@ -145,6 +152,11 @@ pub struct Division {
 }
 
 impl Division {
+    /// Whether the sums of the gradients of `n` trained parameters are on a GPU. Several ranks sum them in host memory.
+    pub fn sums_are_on_gpu(&self, n: usize, ranks: usize, has_gpu: bool) -> bool {
+        has_gpu && ranks == 1 && n <= self.state_on_gpu
+    }
+
     /// Memory of the strategy on each of `ranks` for `n` trained parameters. If `has_gpu`, the parameters are on a GPU.
     /// The GPU also holds the optimizer's state if [`Division::state_on_gpu`] allows it.
     pub fn memory(&self, n: usize, ranks: usize, has_gpu: bool) -> Vec<MemoryItem> {
@@ -163,8 +175,7 @@ impl Division {
             MemoryItem::new(name, [device, host], formula)
         };
         let state_is_on_gpu = has_gpu && elements(OPTIMIZER_STATES) <= self.state_on_gpu;
-        // Several ranks sum their gradients in host memory.
-        let sums_are_on_gpu = state_is_on_gpu && ranks == 1;
+        let sums_are_on_gpu = self.sums_are_on_gpu(n, ranks, has_gpu);
         let mut items = vec![
             item(
                 "sums of gradients",

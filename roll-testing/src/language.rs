@@ -210,6 +210,7 @@ impl LanguageModel for Bigram {
         &mut self,
         tokens: &Tensor,
         mask: &Tensor,
+        wanted: &Tensor,
         adapter: Adapter,
         _grad: Grad,
     ) -> Result<(TokenStats, Option<Pullback>)> {
@@ -218,21 +219,26 @@ impl LanguageModel for Bigram {
             self.referred += rows;
             if let Some(reference) = self.reference.take() {
                 let trained = std::mem::replace(&mut self.logits, reference);
-                let evaluated = self.evaluate(tokens, mask, Adapter::On, Grad::Skip);
+                let evaluated = self.evaluate(tokens, mask, wanted, Adapter::On, Grad::Skip);
                 self.reference = Some(std::mem::replace(&mut self.logits, trained));
                 return evaluated;
             }
         }
         let ids: Vec<usize> = tokens.as_slice::<i64>()?.iter().map(|t| *t as usize).collect();
+        let wanted = wanted.to_f32_vec();
+        let wanted: Vec<bool> =
+            (0..rows).flat_map(|b| (1..columns).map(move |t| b * columns + t)).map(|i| wanted[i] != 0.0).collect();
         // Last and next token of each prediction.
         let mut pairs: Vec<[usize; 2]> = Vec::new();
         for row in ids.chunks_exact(columns) {
             pairs.extend(row.windows(2).map(|pair| [pair[0], pair[1]]));
         }
         let log_p_rows: Vec<Vec<f64>> = pairs.iter().map(|[last, _]| self.log_softmax(*last)).collect();
-        let log_probs = pairs.iter().zip(&log_p_rows).map(|([_, next], row)| row[*next] as f32).collect::<Vec<_>>();
-        let entropy_of = |row: &Vec<f64>| -row.iter().map(|log_p| log_p.exp() * log_p).sum::<f64>() as f32;
-        let entropy = log_p_rows.iter().map(entropy_of).collect::<Vec<_>>();
+        let if_wanted = |i: usize, value: f64| if wanted[i] { value as f32 } else { 0.0 };
+        let log_probs =
+            pairs.iter().enumerate().map(|(i, [_, next])| if_wanted(i, log_p_rows[i][*next])).collect::<Vec<_>>();
+        let entropy_of = |row: &[f64]| -row.iter().map(|l| l.exp() * l).sum::<f64>();
+        let entropy = log_p_rows.iter().enumerate().map(|(i, row)| if_wanted(i, entropy_of(row))).collect::<Vec<_>>();
         let shape = [rows, columns - 1];
         let stats =
             TokenStats { log_probs: Tensor::new(log_probs, shape)?, entropy: Tensor::new(entropy.clone(), shape)? };
@@ -240,7 +246,7 @@ impl LanguageModel for Bigram {
         let pullback = Pullback::new(move |cotangent: &Tensor| {
             let (d_log, d_entropy) = cotangent.f32s()?.split_at(pairs.len());
             let mut gradients = gradients.lock().unwrap();
-            for (i, [last, next]) in pairs.iter().enumerate() {
+            for (i, [last, next]) in pairs.iter().enumerate().filter(|(i, _)| wanted[*i]) {
                 for v in 0..VOCABULARY {
                     // Derivatives in the logit of v: of log p(next), [v = next] - p(v); of the entropy,
                     // -p(v) (log p(v) + entropy).
@@ -362,7 +368,14 @@ impl<T: Texts> LanguageModel for Scripted<T> {
         Ok(vec![generation; prompts.len()])
     }
 
-    fn evaluate(&mut self, _: &Tensor, _: &Tensor, _: Adapter, _: Grad) -> Result<(TokenStats, Option<Pullback>)> {
+    fn evaluate(
+        &mut self,
+        _: &Tensor,
+        _: &Tensor,
+        _: &Tensor,
+        _: Adapter,
+        _: Grad,
+    ) -> Result<(TokenStats, Option<Pullback>)> {
         Err(Error::Unsupported("a script cannot be evaluated".into()))
     }
 }

@@ -22,7 +22,7 @@ pub fn run(case: &Case) -> Outcome<Report> {
     for side in ["left", "right"] {
         let (ids, mask) = (&inputs[&format!("{side}.ids")], &inputs[&format!("{side}.mask")]);
         report.compare(&format!("{side}.logits"), &model.network().logits(ids, mask, Adapter::On)?);
-        let (stats, _) = model.evaluate(ids, mask, Adapter::Off, Grad::Skip)?;
+        let (stats, _) = model.evaluate(ids, mask, mask, Adapter::Off, Grad::Skip)?;
         report.compare(&format!("{side}.log_probs"), &stats.log_probs);
         report.leave_out(&format!("{side}.position_ids"), "the model computes them itself");
     }
@@ -47,7 +47,7 @@ fn model(case: &Case, memory: Memory) -> Outcome<CausalLm> {
 fn gradients(case: &Case, ids: &Tensor, mask: &Tensor, report: &mut Report) -> Outcome {
     for memory in [Memory::Hold, Memory::Offload, Memory::Recompute] {
         let mut model = model(case, memory)?;
-        let (stats, pullback) = model.evaluate(ids, mask, Adapter::On, Grad::Record)?;
+        let (stats, pullback) = model.evaluate(ids, mask, mask, Adapter::On, Grad::Record)?;
         let (log_probs, shape) = (stats.log_probs.f32s()?, stats.log_probs.shape());
         let kept = Mask::from_tensor("mask", mask)?.of_predictions()?;
         let count = kept.count() as f32;

@@ -24,8 +24,8 @@ impl FromLogits {
         (0..vocab).for_each(|i| identity[i * vocab + i] = 1.0);
         let weight = Weight::new(&Tensor::new(identity, [vocab, vocab])?, DType::F32, &device);
         let hidden = to_device::<2>(&logits.reshape([logits.len() / vocab, vocab])?, &device)?;
-        let (statistics, record) =
-            head::evaluate(hidden, Head { weight: HeadWeight::Frozen(weight), softcap: None }, targets)?;
+        let head = Head { weight: HeadWeight::Frozen(weight), softcap: None, products: DType::F32 };
+        let (statistics, record) = head::evaluate(hidden, head, targets)?;
         Ok(Self { log_probs: statistics.log_probs, entropy: statistics.entropy, record })
     }
 

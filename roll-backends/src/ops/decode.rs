@@ -285,7 +285,8 @@ pub(super) fn attend_by_index<B: ProductKernel>(
             parts.push(rows.reshape([count, longest_prompt, key_heads * width]));
         }
         if longest_tail > 0 {
-            parts.push(Expression::<B>(B::float_select(tails, 0, slots.clone())).narrow(1, 0..longest_tail));
+            let written = Expression::<B>(tails).narrow(1, 0..longest_tail);
+            parts.push(Expression(B::float_select(written.0, 0, slots.clone())));
         }
         let rows = Expression::cat(parts, 1).cast(dtype).reshape([count, keys, *key_heads, width]);
         rows.swap(1, 2).reshape([batch, keys, width])

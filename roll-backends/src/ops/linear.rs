@@ -23,11 +23,11 @@ pub fn linear(x: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tenso
 /// f32 x, a bf16 weight is converted, some outputs at a time. On flex, the result of a row has the same bits whatever
 /// the other rows are, so that decoding a sequence alone or in a batch generates the same tokens.
 pub fn linear_rows(x: Tensor<2>, weight: Tensor<2>, bias: Option<Tensor<1>>) -> Tensor<2> {
-    let bias = checked_bias(&x, weight.dims(), bias);
-    let operands = [x.into_dispatch(), weight.into_dispatch(), bias.into_dispatch()];
+    check_shapes(&x, weight.dims(), bias.as_ref());
+    let (operands, bias) = ([x.into_dispatch(), weight.into_dispatch()], bias.map(Tensor::into_dispatch));
     with_backend!(operands[0], B => {
-        let [x, weight, bias] = operands.map(B::constant);
-        B::tensor(B::rows_forward(x, weight, bias))
+        let [x, weight] = operands.map(B::constant);
+        B::tensor(B::rows_forward(x, weight, bias.map(B::constant)))
     })
 }
 
@@ -49,13 +49,17 @@ pub fn linear_lora(
 
 /// Returns the bias, by default zeros, for a weight of `shape`. Panics if the shapes do not match.
 pub(super) fn checked_bias(x: &Tensor<2>, shape: [usize; 2], bias: Option<Tensor<1>>) -> Tensor<1> {
+    check_shapes(x, shape, bias.as_ref());
+    bias.unwrap_or_else(|| Tensor::zeros([shape[0]], (&x.device().without_autodiff(), DType::F32)))
+}
+
+/// Panics if x and the bias do not belong to a weight of `shape`.
+fn check_shapes(x: &Tensor<2>, shape: [usize; 2], bias: Option<&Tensor<1>>) {
     let [outputs, inputs] = shape;
     assert_eq!(x.dims()[1], inputs, "columns of x for a weight of {shape:?}");
     if let Some(bias) = bias {
         assert_eq!(bias.dims(), [outputs], "the bias for a weight of {shape:?}");
-        return bias;
     }
-    Tensor::zeros([outputs], (&x.device().without_autodiff(), DType::F32))
 }
 
 /// Panics if the LoRA matrices do not belong to a weight of `shape`.
@@ -204,20 +208,22 @@ pub trait LinearKernel: ProductKernel {
     }
 
     /// See [`linear_rows`].
-    fn rows_forward(x: Floats<Self>, weight: Floats<Self>, bias: Floats<Self>) -> Floats<Self> {
-        let (x, weight, bias) = (Expression::<Self>(x), Expression::<Self>(weight), Expression::<Self>(bias));
+    fn rows_forward(x: Floats<Self>, weight: Floats<Self>, bias: Option<Floats<Self>>) -> Floats<Self> {
+        let (x, weight, bias) = (Expression::<Self>(x), Expression::<Self>(weight), bias.map(Expression::<Self>));
         let dtype = x.dtype();
-        let no_lora = None;
+        // Without a bias, no zeros are made and added.
+        let product = |weight: Expression<Self>, bias: Option<Expression<Self>>| match bias {
+            Some(bias) => Expression::<Self>(Self::linear_forward(x.0.clone(), weight.0, bias.0, None).0),
+            None => x.clone().matmul(weight.t()),
+        };
         if dtype == weight.dtype() {
-            return Self::linear_forward(x.0, weight.0, bias.0, no_lora).0;
+            return product(weight, bias).0;
         }
         let [outputs, _] = weight.dims::<2>();
         let parts = (0..outputs).step_by(CAST_OUTPUTS).map(|first| {
             let part = first..(first + CAST_OUTPUTS).min(outputs);
             let weight = weight.clone().narrow(0, part.clone()).cast(dtype);
-            let bias = bias.clone().narrow(0, part);
-            let no_lora = None;
-            Expression::<Self>(Self::linear_forward(x.0.clone(), weight.0, bias.0, no_lora).0)
+            product(weight, bias.clone().map(|bias| bias.narrow(0, part)))
         });
         Expression::<Self>::cat(parts.collect(), 1).0
     }

@@ -45,8 +45,17 @@ struct Shared {
     storage: ParameterStorage,
     /// The sum of gradients of each parameter; `None` is zero.
     gradients: Mutex<Vec<Option<Tensor<1>>>>,
-    /// The sink of gradients, and the position of the first of these parameters in the sink's numbering.
-    sink: Mutex<Option<(Arc<dyn GradientSink>, usize)>>,
+    sink: Mutex<Option<Delivery>>,
+}
+
+/// The delivery of gradients to a sink.
+#[derive(Clone)]
+struct Delivery {
+    sink: Arc<dyn GradientSink>,
+    /// The position of the first of these parameters in the sink's numbering.
+    first_position: usize,
+    /// A parameter whose gradient is not delivered, by index.
+    undelivered: Option<usize>,
 }
 
 enum ParameterStorage {
@@ -145,9 +154,16 @@ impl Parameters {
         }
     }
 
-    /// Delivers gradients to `sink` from now on, at positions from `first_position` on. `None` ends the delivery.
-    pub fn deliver_gradients(&self, sink: Option<Arc<dyn GradientSink>>, first_position: usize) {
-        *lock(&self.shared.sink) = sink.map(|sink| (sink, first_position));
+    /// Delivers gradients to `sink` from now on, at positions from `first_position` on. `None` ends the delivery. The
+    /// gradient of the parameter `undelivered` accumulates in the model all the same: of a parameter that a pass uses
+    /// twice, whose parts would round differently if the sink added them.
+    pub fn deliver_gradients(
+        &self,
+        sink: Option<Arc<dyn GradientSink>>,
+        first_position: usize,
+        undelivered: Option<usize>,
+    ) {
+        *lock(&self.shared.sink) = sink.map(|sink| Delivery { sink, first_position, undelivered });
     }
 
     /// Adds to the gradient of parameter `index`, and delivers the sum if a sink accepts it.
@@ -156,8 +172,9 @@ impl Parameters {
             Some(sum) => sum + gradient,
             None => gradient,
         };
-        let sink = lock(&self.shared.sink).clone();
-        if let Some((sink, first_position)) = sink
+        let delivery = lock(&self.shared.sink).clone();
+        if let Some(Delivery { sink, first_position, undelivered }) = delivery
+            && undelivered != Some(index)
             && let Ok(values) = download(sum.clone())
             && sink.deliver(first_position + index, &values)
         {
@@ -287,6 +304,22 @@ impl Snapshot {
     /// The parameters of which this is a snapshot.
     pub fn parameters(&self) -> &Parameters {
         &self.parameters
+    }
+
+    /// Converts the matrices whose names start with `prefix` to `dtype`, once for many passes that are not recorded. The
+    /// result takes memory of its own unless the dtype is f32. Sharded parameters stay as they are.
+    pub fn with_matrices_in(self, dtype: DType, prefix: &str) -> Self {
+        let SnapshotValues::All(values) = &self.values else { return self };
+        if dtype == DType::F32 {
+            return self;
+        }
+        let is_converted = |spec: &ParameterSpec| spec.shape.len() == 2 && spec.name.starts_with(prefix);
+        let converted = self.parameters.specs().iter().zip(values.iter());
+        let converted = converted.map(|(spec, value)| match is_converted(spec) {
+            true => value.clone().cast(dtype),
+            false => value.clone(),
+        });
+        Self { values: SnapshotValues::All(Arc::new(converted.collect())), ..self }
     }
 
     /// Returns the parameters whose names start with `prefix`, on the device. Sharded parameters are all-gathered, and

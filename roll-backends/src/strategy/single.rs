@@ -40,7 +40,7 @@ mod tests {
     use roll_core::{DType, OptimizerConfig, StateDict, Strategy, StrategyReport, Tensor};
 
     use super::*;
-    use crate::flat_model::FlatModel;
+    use crate::flat_model::{BATCH, FlatModel};
 
     fn attached(model: &mut FlatModel) -> Zero {
         let mut strategy = single(SingleOptions::default());
@@ -67,6 +67,39 @@ mod tests {
         assert_eq!(model.gradients, [0.0; 4]);
         assert!(model.values[0] < 1.0 && model.values[1] == 2.0);
         assert_eq!(strategy.step(&mut model, 0.0, 1.0).unwrap().grad_norm, 0.0);
+    }
+
+    #[test]
+    fn delivered_gradients_leave_the_model_during_the_pull_and_have_the_same_sums() {
+        let values_after = |delivers: bool| {
+            let mut model = FlatModel::springs();
+            let mut strategy = attached(&mut model);
+            for step in 0..3 {
+                for sample in 0..BATCH {
+                    if delivers {
+                        strategy.before_last_pull(&mut model).unwrap();
+                    }
+                    model.pull(step, sample);
+                    assert_eq!(model.gradients.iter().all(|g| *g == 0.0), delivers);
+                    strategy.accumulate(&mut model).unwrap();
+                }
+                strategy.step(&mut model, 0.1, 0.25).unwrap();
+            }
+            model.values
+        };
+        assert_eq!(values_after(true), values_after(false));
+    }
+
+    #[test]
+    fn gradients_stay_in_the_model_after_a_discarded_delivery() {
+        let mut model = FlatModel::springs();
+        let mut strategy = attached(&mut model);
+        strategy.before_last_pull(&mut model).unwrap();
+        model.pull(0, 0);
+        strategy.discard();
+        assert_eq!(strategy.step(&mut model, 0.1, 1.0).unwrap().grad_norm, 0.0);
+        model.pull(0, 1);
+        assert!(model.gradients.iter().all(|g| *g != 0.0));
     }
 
     #[test]

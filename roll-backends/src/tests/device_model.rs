@@ -80,7 +80,7 @@ impl ParameterParts for DeviceModel {
         self.parameters.take_gradients_part(which, add_into)
     }
     fn deliver_gradients(&mut self, sink: Option<Arc<dyn GradientSink>>) -> bool {
-        self.parameters.deliver_gradients(sink, 0);
+        self.parameters.deliver_gradients(sink, 0, None);
         true
     }
     fn device_updates(&self) -> Option<Box<dyn DeviceUpdates>> {

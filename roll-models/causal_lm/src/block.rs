@@ -145,13 +145,12 @@ impl Block {
                 };
                 cache.attend(self.index, q, [k, v], next, call)
             }
-            // Generation: the new tokens of prompts. Keys and values are those of all prompts in the cache.
-            Some((cache, CachedTokens::Prompts { first })) => {
-                let (k, v) = cache.read_prompts(self.index, k, v, &self.pass.spans);
-                let part = |x: &Tensor<2>, span: &Range<usize>| x.clone().narrow(0, span.start, span.len());
+            // Generation: the new tokens of prompts, over all tokens of each.
+            Some((cache, CachedTokens::Prompts(places))) => {
+                let keys = cache.read_prompts(self.index, k, v, places);
                 let attend = |(i, span): &(usize, &Range<usize>)| {
-                    let prompt = cache.prompt(first + i);
-                    self.attend(part(&q, span), part(&k, &prompt), part(&v, &prompt))
+                    let (k, v) = keys.of(&places.prefixes()[*i]);
+                    self.attend(q.clone().narrow(0, span.start, span.len()), k, v)
                 };
                 // Several prompts per task, because a prompt with few new tokens is less work than waking a thread.
                 Tensor::cat(numbered_spans.par_iter().with_min_len(PROMPTS_PER_TASK).map(attend).collect(), 0)

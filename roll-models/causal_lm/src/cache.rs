@@ -1,19 +1,22 @@
-//! The cache of keys and values during a generation.
+//! The cache of keys and values of a model's conversations.
 //!
-//! All prompts are packed in one tensor. A prompt is there once, even if several sequences continue it. Each sequence
-//! writes its new tokens into a slot of its own, in preallocated tensors that are written in place and grow by
-//! doubling. A sequence that reuses a slot overwrites the previous tokens and never attends to them.
+//! Prompts that a model sees for the first time are packed in one tensor. Such a prompt is there once, even if several
+//! sequences continue it. Each sequence has all its further tokens in a slot of its own, of preallocated tensors that
+//! are written in place and grow by doubling: the tokens it generates, and, in later turns, those that the environment
+//! adds. Between turns, a sequence keeps its slot, and nothing is copied. A sequence that reuses a slot overwrites the
+//! previous tokens and never attends to them.
 //!
-//! - *prompt*: the tokens that sequences continue. A prompt has a number, and a range among the packed prompts.
+//! - *prompt*: the first tokens of a sequence, as a range among the packed prompts.
 //! - *slot*: a row of the preallocated tensors, which belongs to one sequence at a time.
 //! - *tail*: the tokens that a sequence has in its slot, after its prompt; also their number.
-//! - *known*: the first tokens of a prompt whose keys and values were computed before ([`Prefix`]). A pass computes
-//!   only the other tokens of the prompt; `read` is their range among the tokens of the pass.
+//! - *known*: the first tokens of a prompt whose keys and values are in the cache ([`Prefix`]). A pass computes only the
+//!   other tokens of the prompt.
 
+use std::collections::{BTreeMap, BTreeSet};
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
 
-use burn_tensor::{DType, Tensor};
+use burn_tensor::{DType, Device, Int, Tensor};
 use roll_backends::ops::{self, CachedSequence, CachedSequences, DecodeCall, TailPlaces};
 use roll_network::precision::as_dtype;
 
@@ -22,51 +25,168 @@ use super::integers;
 /// Keys and values of consecutive tokens in one layer: `[tokens, kv_heads * head_dim]` each.
 pub type KeysValues = (Tensor<2>, Tensor<2>);
 
-/// Keys and values of the first tokens of a sequence: per layer a list of parts, whose tokens are consecutive.
-pub type Prefix = Vec<Vec<KeysValues>>;
+/// Keys and values of slots in one layer: `[slots, capacity, kv_heads * head_dim]` each.
+type Slots = (Tensor<3>, Tensor<3>);
+
+/// The cached tokens at the beginning of a sequence: those of a prompt, then those in a slot.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Prefix {
+    /// Range among the packed prompts.
+    pub prompt: Range<usize>,
+    /// The slot of the tail; `None` if the sequence has no tail yet.
+    pub slot: Option<usize>,
+    /// Number of tokens in the slot.
+    pub tail: usize,
+}
+
+impl Prefix {
+    /// Number of tokens.
+    pub fn len(&self) -> usize {
+        self.prompt.len() + self.tail
+    }
+}
 
 /// Initial capacity of a slot in tokens.
 const FIRST_CAPACITY: usize = 32;
 
-/// Returns the capacity of slots that must hold `needed` tokens. `capacity` is the capacity before; 0 means no slots
-/// yet.
-pub(super) fn capacity_for(needed: usize, capacity: usize) -> usize {
-    match capacity {
-        0 => FIRST_CAPACITY.max(needed),
-        _ if capacity >= needed => capacity,
-        _ => (2 * capacity).max(needed),
+/// Returns the capacity of slots that must hold `needed` tokens, and will hold `most`. `capacity` is the capacity
+/// before; 0 means no slots yet.
+pub(super) fn capacity_for(needed: usize, capacity: usize, most: usize) -> usize {
+    if capacity >= needed && capacity > 0 {
+        return capacity;
     }
+    let grown = if capacity == 0 { FIRST_CAPACITY } else { 2 * capacity };
+    grown.min(most).max(needed)
 }
 
-/// The cache of one generation.
+/// The cache of a model.
 pub struct Cache {
     layers: Vec<Mutex<CachedLayer>>,
-    /// Range of each prompt among the packed prompts.
-    prompts: Mutex<Vec<Range<usize>>>,
+    allocated: Mutex<Allocated>,
     dtype: DType,
+}
+
+/// The parts of a cache that belong to sequences.
+#[derive(Default)]
+struct Allocated {
+    /// Number of packed tokens of prompts.
+    prompt_rows: usize,
+    /// Number of slots, and those among them that belong to no sequence.
+    slots: usize,
+    free_slots: Vec<usize>,
+    /// Most tokens that a slot will hold, as far as is known. Capacities grow no further.
+    most: usize,
 }
 
 /// The cached keys and values of one layer.
 #[derive(Default)]
 struct CachedLayer {
-    /// The known prefix of each prompt of the next pass.
-    known: Vec<Vec<KeysValues>>,
     /// All prompts, packed.
     prompts: Option<KeysValues>,
-    /// Tokens after the prompts: `[slots, capacity, kv_heads * head_dim]`.
-    tails: Option<(Tensor<3>, Tensor<3>)>,
+    /// Tokens after the prompts.
+    tails: Option<Slots>,
 }
 
 /// Which tokens a pass with a cache computes.
 #[derive(Clone)]
 pub enum CachedTokens {
-    /// The tokens of new prompts, except those that are known.
-    Prompts {
-        /// Number of the first of these prompts.
-        first: usize,
-    },
+    /// The tokens of prompts that are not known.
+    Prompts(Arc<PromptPlaces>),
     /// The next token of every sequence.
     Next(Arc<NextPlaces>),
+}
+
+/// Where the tokens of a pass over prompts belong in the cache.
+pub struct PromptPlaces {
+    /// The cached tokens of each prompt after the pass.
+    prefixes: Vec<Prefix>,
+    /// Ranges among the tokens of the pass of those that are packed, in their order among the packed prompts.
+    packed: Vec<Range<usize>>,
+    in_slots: Option<SlotPlaces>,
+    /// Number of slots.
+    slots: usize,
+}
+
+/// The tokens of a pass over prompts that belong in slots.
+struct SlotPlaces {
+    /// Their indices among the tokens of the pass.
+    rows: Tensor<1, Int>,
+    /// Their places.
+    tails: TailPlaces,
+    /// The largest number of tokens in a slot after the pass.
+    longest: usize,
+}
+
+/// The keys and values of all sequences in one layer.
+pub struct LayerKeys {
+    prompts: Option<KeysValues>,
+    tails: Option<Slots>,
+}
+
+impl LayerKeys {
+    /// The keys and values of a sequence.
+    pub fn of(&self, prefix: &Prefix) -> KeysValues {
+        let prompt = prefix.prompt.clone();
+        let of_prompt = |x: &Tensor<2>| x.clone().narrow(0, prompt.start, prompt.len());
+        let in_prompt = self.prompts.as_ref().filter(|_| !prompt.is_empty()).map(|(k, v)| (of_prompt(k), of_prompt(v)));
+        let in_slot = prefix.slot.filter(|_| prefix.tail > 0).zip(self.tails.as_ref()).map(|(slot, (k, v))| {
+            let of_slot = |x: &Tensor<3>| rows_of_slot(x, slot, prefix.tail);
+            (of_slot(k), of_slot(v))
+        });
+        match (in_prompt, in_slot) {
+            (Some((k, v)), Some((tail_k, tail_v))) => {
+                (Tensor::cat(vec![k, tail_k], 0), Tensor::cat(vec![v, tail_v], 0))
+            }
+            (Some(found), None) | (None, Some(found)) => found,
+            (None, None) => unreachable!("a sequence that a pass reads has a token"),
+        }
+    }
+}
+
+/// The first `tail` tokens of a slot.
+fn rows_of_slot(x: &Tensor<3>, slot: usize, tail: usize) -> Tensor<2> {
+    let [_, _, width] = x.dims();
+    x.clone().narrow(0, slot, 1).narrow(1, 0, tail).reshape([tail, width])
+}
+
+impl PromptPlaces {
+    /// Places the tokens of a pass, whose spans are `spans`, after those that are `known` of each prompt: the tokens of
+    /// unknown prompts among the packed prompts of `cache`, the others in the slot of their sequence. `to_come` has the
+    /// number of further tokens that a sequence of each prompt will cache at most.
+    pub fn new(
+        cache: &Cache,
+        known: Vec<Option<Prefix>>,
+        spans: &[Range<usize>],
+        to_come: &[usize],
+        device: &Device,
+    ) -> Self {
+        let (mut prefixes, mut packed) = (Vec::new(), Vec::new());
+        let (mut rows, mut places) = (Vec::new(), Vec::new());
+        for (known, span) in known.into_iter().zip(spans) {
+            let Some(Prefix { prompt, slot, tail }) = known else {
+                prefixes.push(Prefix { prompt: cache.append_prompt(span.len()), slot: None, tail: 0 });
+                packed.push(span.clone());
+                continue;
+            };
+            let slot = slot.unwrap_or_else(|| cache.take_slot());
+            rows.extend(span.clone().map(|row| row as i64));
+            places.extend((tail..tail + span.len()).map(|at| (slot, at)));
+            prefixes.push(Prefix { prompt, slot: Some(slot), tail: tail + span.len() });
+        }
+        let longest = prefixes.iter().map(|prefix: &Prefix| prefix.tail).max().unwrap_or(0);
+        let mut allocated = cache.allocated();
+        let tails_to_come = prefixes.iter().zip(to_come).map(|(prefix, to_come)| prefix.tail + to_come);
+        allocated.most = tails_to_come.max().unwrap_or(0).max(allocated.most);
+        let slots = allocated.slots;
+        let in_slots =
+            (!rows.is_empty()).then(|| SlotPlaces { rows: integers(rows, device), tails: places.into(), longest });
+        Self { prefixes, packed, in_slots, slots }
+    }
+
+    /// The cached tokens of each prompt, including those of the pass.
+    pub fn prefixes(&self) -> &[Prefix] {
+        &self.prefixes
+    }
 }
 
 /// Where the next token of every sequence belongs in the cache.
@@ -108,67 +228,123 @@ impl NextPlaces {
 impl Cache {
     /// Creates an empty cache for `layers` layers, which stores keys and values as `dtype`.
     pub fn new(layers: usize, dtype: DType) -> Self {
-        Self { layers: (0..layers).map(|_| Mutex::default()).collect(), prompts: Mutex::default(), dtype }
+        Self { layers: (0..layers).map(|_| Mutex::default()).collect(), allocated: Mutex::default(), dtype }
     }
 
-    /// Adds prompts, whose tokens the next pass computes. `known` has the length of each prompt's known prefix and its
-    /// keys and values; `read` has the range of the prompt's other tokens among the tokens of the pass. Returns the
-    /// number of the first added prompt.
-    pub fn add_prompts(&self, known: Vec<(usize, Option<Prefix>)>, read: &[Range<usize>]) -> usize {
-        let mut prompts = self.prompts.lock().unwrap_or_else(PoisonError::into_inner);
-        let first = prompts.len();
-        for ((length, _), read) in known.iter().zip(read) {
-            let start = prompts.last().map_or(0, |last| last.end);
-            prompts.push(start..start + length + read.len());
+    /// Takes a slot that belongs to no sequence.
+    pub fn take_slot(&self) -> usize {
+        let mut allocated = self.allocated();
+        if let Some(slot) = allocated.free_slots.pop() {
+            return slot;
         }
-        // One iterator over layers per prompt.
-        let mut known_by_layer: Vec<_> =
-            known.into_iter().map(|(_, layers)| layers.unwrap_or_default().into_iter()).collect();
+        allocated.slots += 1;
+        allocated.slots - 1
+    }
+
+    /// Number of slots.
+    fn slots(&self) -> usize {
+        self.allocated().slots
+    }
+
+    /// Takes the range of a new prompt among the packed prompts.
+    fn append_prompt(&self, tokens: usize) -> Range<usize> {
+        let mut allocated = self.allocated();
+        let start = allocated.prompt_rows;
+        allocated.prompt_rows += tokens;
+        start..allocated.prompt_rows
+    }
+
+    /// Frees the slots and prompts that none of `live` has. Packed prompts are moved together if most of them are
+    /// free, which changes their ranges in `live`.
+    pub fn retain(&self, live: &mut [&mut Prefix]) {
+        let mut allocated = self.allocated();
+        let slots: BTreeSet<usize> = live.iter().filter_map(|prefix| prefix.slot).collect();
+        allocated.free_slots = (0..allocated.slots).rev().filter(|slot| !slots.contains(slot)).collect();
+        if slots.is_empty() {
+            (allocated.slots, allocated.free_slots, allocated.most) = (0, Vec::new(), 0);
+            (0..self.layers.len()).for_each(|layer| self.layer(layer).tails = None);
+        }
+        // The new start of each prompt, by its old start.
+        let (mut starts, mut rows) = (BTreeMap::new(), Vec::new());
+        for prefix in live.iter() {
+            starts.entry(prefix.prompt.start).or_insert_with(|| {
+                let start = rows.len();
+                rows.extend(prefix.prompt.clone().map(|row| row as i64));
+                start
+            });
+        }
+        if 2 * rows.len() >= allocated.prompt_rows && !rows.is_empty() {
+            return;
+        }
         for layer in 0..self.layers.len() {
-            self.layer(layer).known =
-                known_by_layer.iter_mut().map(|layers| layers.next().unwrap_or_default()).collect();
+            let mut layer = self.layer(layer);
+            layer.prompts = layer.prompts.take().filter(|_| !rows.is_empty()).map(|(keys, values)| {
+                let rows = integers(rows.clone(), &keys.device());
+                (keys.select(0, rows.clone()), values.select(0, rows))
+            });
         }
-        first
+        allocated.prompt_rows = rows.len();
+        for prefix in live {
+            let start = starts.get(&prefix.prompt.start).copied().unwrap_or(0);
+            prefix.prompt = start..start + prefix.prompt.len();
+        }
     }
 
-    /// The range of a prompt among the packed prompts.
-    pub fn prompt(&self, number: usize) -> Range<usize> {
-        self.prompts.lock().unwrap_or_else(PoisonError::into_inner)[number].clone()
+    fn allocated(&self) -> std::sync::MutexGuard<'_, Allocated> {
+        self.allocated.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn layer(&self, layer: usize) -> std::sync::MutexGuard<'_, CachedLayer> {
         self.layers[layer].lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Stores the keys and values of the added prompts: `k` and `v` have the tokens that this pass computed, those of
-    /// each prompt at its range in `read`. Returns the keys and values of all prompts, packed.
-    pub fn read_prompts(&self, layer: usize, k: Tensor<2>, v: Tensor<2>, read: &[Range<usize>]) -> KeysValues {
+    /// Stores the keys and values of a pass over prompts, and returns those of all sequences.
+    pub fn read_prompts(&self, layer: usize, k: Tensor<2>, v: Tensor<2>, places: &PromptPlaces) -> LayerKeys {
         let mut layer = self.layer(layer);
         let (k, v) = (as_dtype(k, self.dtype), as_dtype(v, self.dtype));
-        let known = std::mem::take(&mut layer.known);
-        let (added_keys, added_values) = if known.iter().all(Vec::is_empty) {
-            (k, v)
-        } else {
-            let (mut keys, mut values) = (Vec::new(), Vec::new());
-            for (known_parts, read) in known.into_iter().zip(read) {
-                for (known_k, known_v) in known_parts {
-                    keys.push(known_k);
-                    values.push(known_v);
+        if let Some(SlotPlaces { rows, tails, longest }) = &places.in_slots {
+            let (keys, values) = self.with_room(layer.tails.take(), places.slots, *longest, &k);
+            let of_slots = |x: &Tensor<2>| match places.packed.is_empty() {
+                true => x.clone(),
+                false => x.clone().select(0, rows.clone()),
+            };
+            let (k, v) = (of_slots(&k), of_slots(&v));
+            layer.tails = Some((ops::store_rows(keys, k, tails), ops::store_rows(values, v, tails)));
+        }
+        if !places.packed.is_empty() {
+            let packed = |x: Tensor<2>| match &places.in_slots {
+                None => x,
+                Some(_) => {
+                    Tensor::cat(places.packed.iter().map(|r| x.clone().narrow(0, r.start, r.len())).collect(), 0)
                 }
-                if !read.is_empty() {
-                    keys.push(k.clone().narrow(0, read.start, read.len()));
-                    values.push(v.clone().narrow(0, read.start, read.len()));
-                }
-            }
-            (Tensor::cat(keys, 0), Tensor::cat(values, 0))
+            };
+            let (k, v) = (packed(k), packed(v));
+            layer.prompts = Some(match layer.prompts.take() {
+                None => (k, v),
+                Some((keys, values)) => (Tensor::cat(vec![keys, k], 0), Tensor::cat(vec![values, v], 0)),
+            });
+        }
+        LayerKeys { prompts: layer.prompts.clone(), tails: layer.tails.clone() }
+    }
+
+    /// Returns `tails` with at least `slots` slots of at least `needed` tokens. If they are too small, they are copied to
+    /// larger tensors. `like` has the width and device of keys and values.
+    fn with_room(&self, tails: Option<Slots>, slots: usize, needed: usize, like: &Tensor<2>) -> Slots {
+        let (device, [_, width]) = (like.device(), like.dims());
+        let most = self.allocated().most;
+        let empty = |slots, capacity| Tensor::<3>::zeros([slots, capacity, width], (&device, self.dtype));
+        let Some((keys, values)) = tails else {
+            let capacity = capacity_for(needed, 0, most);
+            return (empty(slots, capacity), empty(slots, capacity));
         };
-        let all_prompts = match layer.prompts.take() {
-            None => (added_keys, added_values),
-            Some((keys, values)) => {
-                (Tensor::cat(vec![keys, added_keys], 0), Tensor::cat(vec![values, added_values], 0))
-            }
-        };
-        layer.prompts.insert(all_prompts).clone()
+        let [old_slots, old_capacity, _] = keys.dims();
+        if old_slots >= slots && old_capacity >= needed {
+            return (keys, values);
+        }
+        let (slots, capacity) = (slots.max(old_slots), capacity_for(needed, old_capacity, most));
+        let enlarged =
+            |old: Tensor<3>| empty(slots, capacity).slice_assign([0..old_slots, 0..old_capacity, 0..width], old);
+        (enlarged(keys), enlarged(values))
     }
 
     /// Writes the key and value of the next token of every sequence at its place, and returns the attention of these
@@ -182,76 +358,37 @@ impl Cache {
         call: DecodeCall,
     ) -> Tensor<2> {
         let mut layer = self.layer(layer);
-        let (device, [_, width]) = (k.device(), k.dims());
-        let places = &next.places;
-        let needed_capacity = places.iter().map(|p| p.tail + 1).max().unwrap_or(0);
-        let used_slots = places.iter().map(|p| p.slot + 1).max().unwrap_or(0);
-        let slots = used_slots.max(layer.tails.as_ref().map_or(0, |(keys, _)| keys.dims()[0]));
-        let empty = |slots, capacity| Tensor::<3>::zeros([slots, capacity, width], (&device, self.dtype));
+        let needed = next.places.iter().map(|p| p.tail + 1).max().unwrap_or(0);
         // The tails are taken out of the layer, so that their memory has one owner and is written in place.
-        let (keys, values) = match layer.tails.take() {
-            None => {
-                let capacity = capacity_for(needed_capacity, 0);
-                (empty(slots, capacity), empty(slots, capacity))
-            }
-            Some((keys, values)) if keys.dims()[1] >= needed_capacity && keys.dims()[0] == slots => (keys, values),
-            // Too small: copied to larger tensors.
-            Some((keys, values)) => {
-                let [old_slots, old_capacity, _] = keys.dims();
-                let capacity = capacity_for(needed_capacity, old_capacity);
-                let enlarged = |old: Tensor<3>| {
-                    empty(slots, capacity).slice_assign([0..old_slots, 0..old_capacity, 0..width], old)
-                };
-                (enlarged(keys), enlarged(values))
-            }
-        };
+        let (keys, values) = self.with_room(layer.tails.take(), self.slots(), needed, &k);
         let (keys, values) = (ops::store_rows(keys, k, &next.tails), ops::store_rows(values, v, &next.tails));
         let prompts = match &layer.prompts {
             Some((keys, values)) => [keys.clone(), values.clone()],
-            None => [&keys, &values].map(|x| Tensor::zeros([0, width], (&x.device(), x.dtype()))),
+            None => {
+                let [_, _, width] = keys.dims();
+                [&keys, &values].map(|x| Tensor::zeros([0, width], (&x.device(), x.dtype())))
+            }
         };
         let out = ops::attend_rows(q, prompts, [keys.clone(), values.clone()], call);
         layer.tails = Some((keys, values));
         out
     }
 
-    /// Copies the keys and values of `prompt` and of the first `tail` tokens of `slot`. They are not views, because a
-    /// view of the slot would prevent writes in place, and a view of the prompt would keep the tensor of all present
-    /// prompts alive, although each added prompt makes a new tensor.
-    pub fn copy_prefix(&self, prompt: usize, slot: usize, tail: usize) -> Prefix {
-        self.prefix(prompt, slot, tail, |x, rows| {
-            let device = x.device();
-            x.select(0, integers(rows.map(|row| row as i64).collect(), &device))
-        })
-    }
-
-    /// Like [`Cache::copy_prefix`], but returns views, which keep the cache's memory alive. This is for a cache that is
-    /// not written any more.
-    pub fn view_prefix(&self, prompt: usize, slot: usize, tail: usize) -> Prefix {
-        self.prefix(prompt, slot, tail, |x, rows| x.narrow(0, rows.start, rows.len()))
-    }
-
-    /// The keys and values of a prompt and a tail. `select` takes rows out of a tensor.
-    fn prefix(
-        &self,
-        prompt: usize,
-        slot: usize,
-        tail: usize,
-        select: impl Fn(Tensor<2>, Range<usize>) -> Tensor<2>,
-    ) -> Prefix {
-        let prompt_rows = self.prompt(prompt);
-        let select_prompt = |prompts: &Tensor<2>| select(prompts.clone(), prompt_rows.clone());
-        let select_tail = |tails: &Tensor<3>| {
-            let [slots, capacity, width] = tails.dims();
-            select(tails.clone().reshape([slots * capacity, width]), slot * capacity..slot * capacity + tail)
-        };
-        let parts_of_layer = |layer: usize| {
-            let layer = self.layer(layer);
-            let prompt_part = layer.prompts.as_ref().map(|(k, v)| (select_prompt(k), select_prompt(v)));
-            let tails = if tail > 0 { layer.tails.as_ref() } else { None };
-            let tail_part = tails.map(|(k, v)| (select_tail(k), select_tail(v)));
-            prompt_part.into_iter().chain(tail_part).collect()
-        };
-        (0..self.layers.len()).map(parts_of_layer).collect()
+    /// Copies the tail of `prefix` to another slot: a sequence that continues the same tokens as the one in the slot.
+    pub fn copy_tail(&self, prefix: &Prefix, to: usize) {
+        let Some(from) = prefix.slot.filter(|_| prefix.tail > 0) else { return };
+        let places: TailPlaces = (0..prefix.tail).map(|at| (to, at)).collect::<Vec<_>>().into();
+        let slots = self.slots();
+        for layer in 0..self.layers.len() {
+            let mut layer = self.layer(layer);
+            let Some((keys, values)) = layer.tails.take() else { continue };
+            let copied = |x: &Tensor<3>| {
+                let rows = integers((0..prefix.tail as i64).collect(), &x.device());
+                rows_of_slot(x, from, prefix.tail).select(0, rows)
+            };
+            let [k, v] = [copied(&keys), copied(&values)];
+            let (keys, values) = self.with_room(Some((keys, values)), slots, prefix.tail, &k);
+            layer.tails = Some((ops::store_rows(keys, k, &places), ops::store_rows(values, v, &places)));
+        }
     }
 }

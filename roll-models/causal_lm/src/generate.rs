@@ -3,7 +3,7 @@
 //! Rows enter in the order of the prompts as slots of the cache become free. Each round reads the prompts of the
 //! entering rows, draws one token for every row, and computes the logits after these tokens.
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rayon::prelude::*;
@@ -11,7 +11,7 @@ use roll_backends::Snapshot;
 use roll_backends::ops::CachedSequence;
 use roll_core::{Adapter, Generation, Noise, Purpose, Result, Sampling, Tensor};
 
-use super::cache::{Cache, CachedTokens, NextPlaces};
+use super::cache::{Cache, CachedTokens, NextPlaces, Prefix, PromptPlaces};
 use super::network::Network;
 use super::packed::Packed;
 use super::prefixes::Prefixes;
@@ -42,21 +42,12 @@ struct Row {
     generation: Generation,
 }
 
-/// A row that has ended, whose slot is not reused yet.
-struct EndedRow {
-    /// The tokens in the cache, including the tokens of the prompt.
-    tokens: Vec<u32>,
-    /// The number of the prompt in the cache.
-    prompt_number: usize,
-    /// Number of tokens in the slot.
-    tail: usize,
-}
-
 /// A prompt that is in the cache.
 #[derive(Clone)]
 struct CachedPrompt {
-    /// The prompt's number in the cache.
-    number: usize,
+    prefix: Prefix,
+    /// Whether a row has taken the slot of the prefix to write its tokens there.
+    is_continued: bool,
     /// Logits of the token after the prompt.
     logits: Arc<[f32]>,
 }
@@ -71,13 +62,14 @@ struct Generator<'a> {
     cache: Arc<Cache>,
     /// The distinct prompts.
     prompts: Vec<&'a [u32]>,
+    /// Most tokens that a row of each distinct prompt adds to the cache.
+    to_come: Vec<usize>,
     /// Each distinct prompt, if it is in the cache.
     cached: Vec<Option<CachedPrompt>>,
-    /// Rows that have no slot yet.
+    /// Rows that are not generated yet.
     waiting: VecDeque<Row>,
-    free_slots: Vec<usize>,
-    /// Ended rows by their slot.
-    ended: BTreeMap<usize, EndedRow>,
+    /// Number of rows that may enter.
+    vacant: usize,
     /// The results, by index of the caller's prompt.
     finished: Vec<Generation>,
     /// The results of [`Generator::may_stop`] for ids that were drawn.
@@ -88,7 +80,7 @@ struct Generator<'a> {
 /// context has an empty continuation. The result of a row depends only on its prompt, its number and the seed.
 ///
 /// Equal prompts are read once, and the tokens in `prefixes` are not read again. At most `at_once` rows are generated
-/// at a time; when a row ends, the next takes its slot.
+/// at a time; when a row ends, the next takes its place.
 pub fn generate(
     network: &Network,
     prompts: &[Vec<u32>],
@@ -113,52 +105,62 @@ pub fn generate(
         let rng = noise.generator(Purpose::Tokens, 0, sampling.number(index));
         waiting.push_back(Row { index, prompt: distinct_index, slot: 0, rng, generation: Generation::default() });
     }
-    prefixes.begin_turn(sampling.seed);
+    let cache = prefixes.begin_turn(sampling.seed, &distinct, || Cache::new(config.layers, network.products()));
+    let mut to_come = vec![0; distinct.len()];
+    for row in &waiting {
+        // The last token of a row is never read, so it is not cached.
+        to_come[row.prompt] = sampling.limit(row.index).saturating_sub(1).max(to_come[row.prompt]);
+    }
     let mut generator = Generator {
         network,
-        trainable: network.trainable(Adapter::On),
+        // Converted once, not for every token.
+        trainable: network.trainable(Adapter::On)?.map(|all| all.with_matrices_in(network.products(), "model.layers.")),
         sampling,
         endings,
         prefixes,
-        cache: Arc::new(Cache::new(config.layers, network.products())),
+        cache,
         cached: vec![None; distinct.len()],
         prompts: distinct,
-        free_slots: (0..at_once.max(1).min(waiting.len())).rev().collect(),
+        to_come,
+        vacant: at_once.max(1),
         waiting,
-        ended: BTreeMap::new(),
         finished: prompts.iter().map(|_| Generation::default()).collect(),
         may_stop: Mutex::default(),
     };
     // The rows in generation, and the logits of their next tokens in the same order.
     let (mut rows, mut logits): (Vec<Row>, Option<Tensor>) = (Vec::new(), None);
     while !rows.is_empty() || !generator.waiting.is_empty() {
-        let entering = generator.enter();
+        let mut entering = generator.enter();
         generator.read_prompts(&entering)?;
+        generator.assign_slots(&mut entering);
         let drawn = generator.draw(&mut rows, entering, logits.as_ref())?;
         (rows, logits) = generator.append(rows, drawn)?;
     }
-    let Generator { ended, cache, finished, .. } = generator;
-    for (slot, EndedRow { tokens, prompt_number, tail }) in ended {
-        prefixes.keep(tokens, cache.view_prefix(prompt_number, slot, tail));
-    }
-    Ok(finished)
+    Ok(generator.finished)
 }
 
 impl Generator<'_> {
-    /// Assigns free slots to waiting rows, and returns these rows. The tokens of a row that had a slot before are kept
-    /// in `prefixes`.
+    /// Returns the waiting rows for which there is room.
     fn enter(&mut self) -> Vec<Row> {
-        let mut entering = Vec::new();
-        while !self.free_slots.is_empty()
-            && let Some(mut row) = self.waiting.pop_front()
-        {
-            row.slot = self.free_slots.pop().unwrap_or_default();
-            if let Some(EndedRow { tokens, prompt_number, tail }) = self.ended.remove(&row.slot) {
-                self.prefixes.keep(tokens, self.cache.copy_prefix(prompt_number, row.slot, tail));
-            }
-            entering.push(row);
+        let count = self.vacant.min(self.waiting.len());
+        self.vacant -= count;
+        self.waiting.drain(..count).collect()
+    }
+
+    /// Assigns slots to `entering`, whose prompts are in the cache. The first row of a prompt continues in the slot of
+    /// its prefix; further rows get a copy.
+    fn assign_slots(&mut self, entering: &mut [Row]) {
+        for row in entering {
+            let Some(CachedPrompt { prefix, is_continued, .. }) = &mut self.cached[row.prompt] else { continue };
+            row.slot = match prefix.slot {
+                Some(slot) if !std::mem::replace(is_continued, true) => slot,
+                _ => {
+                    let slot = self.cache.take_slot();
+                    self.cache.copy_tail(prefix, slot);
+                    slot
+                }
+            };
         }
-        entering
     }
 
     /// Reads the prompts of `entering` that are not in the cache, in one or several passes.
@@ -176,18 +178,21 @@ impl Generator<'_> {
                 if !packed.is_empty() && packed.len() + prompt.len() > TOKENS_OF_A_PASS {
                     break;
                 }
-                let (known_length, prefix) = self.prefixes.take(prompt).unzip();
-                let known_length = known_length.unwrap_or(0);
+                let prefix = self.prefixes.take(prompt);
+                let known_length = prefix.as_ref().map_or(0, Prefix::len);
                 packed.push(prompt[known_length..].iter().map(|id| i64::from(*id)), known_length);
-                known.push((known_length, prefix));
+                known.push(prefix);
             }
             let (now, later) = unread.split_at(known.len());
-            let first = self.cache.add_prompts(known, &packed.spans);
-            let tokens = CachedTokens::Prompts { first };
+            let to_come: Vec<usize> = now.iter().map(|prompt| self.to_come[*prompt]).collect();
+            let device = self.network.device();
+            let places = Arc::new(PromptPlaces::new(&self.cache, known, &packed.spans, &to_come, device));
+            let tokens = CachedTokens::Prompts(places.clone());
             let logits = self.network.next_logits(&packed, &self.cache, tokens, self.trainable.as_ref())?;
             let rows = logits.f32s()?.chunks_exact(self.network.config().vocab);
-            for ((number, prompt), logits) in (first..).zip(now).zip(rows) {
-                self.cached[*prompt] = Some(CachedPrompt { number, logits: logits.into() });
+            for ((prefix, prompt), logits) in places.prefixes().iter().zip(now).zip(rows) {
+                let prefix = prefix.clone();
+                self.cached[*prompt] = Some(CachedPrompt { prefix, is_continued: false, logits: logits.into() });
             }
             unread = later;
         }
@@ -210,22 +215,21 @@ impl Generator<'_> {
     fn append(&mut self, rows: Vec<Row>, drawn: Vec<Drawn>) -> Result<(Vec<Row>, Option<Tensor>)> {
         let (mut continuing, mut places, mut packed) = (Vec::new(), Vec::new(), Packed::default());
         for (mut row, drawn) in rows.into_iter().zip(drawn) {
-            // The tokens in the row's slot; the drawn token is not in the cache yet.
-            let tail = row.generation.tokens.len();
-            let position = self.prompts[row.prompt].len() + tail;
-            let prompt_number = self.cached[row.prompt].as_ref().map_or(0, |cached| cached.number);
+            // The row's tokens in the cache; the drawn token is not there yet.
+            let position = self.prompts[row.prompt].len() + row.generation.tokens.len();
+            let prompt = self.cached[row.prompt].as_ref().map_or(0..0, |cached| cached.prefix.prompt.clone());
+            let tail = position - prompt.len();
             row.generation.tokens.push(drawn.id);
             row.generation.log_probs.push(drawn.log_prob);
             row.generation.raw_log_probs.push(drawn.raw_log_prob);
             if self.ends(&row, drawn.id, position)? {
                 let tokens = self.prompts[row.prompt].iter().chain(&row.generation.tokens);
                 let tokens = tokens.take(position).copied().collect();
-                self.ended.insert(row.slot, EndedRow { tokens, prompt_number, tail });
-                self.free_slots.push(row.slot);
+                self.prefixes.keep(tokens, Prefix { prompt, slot: Some(row.slot), tail });
+                self.vacant += 1;
                 self.finished[row.index] = row.generation;
             } else {
                 packed.push(std::iter::once(i64::from(drawn.id)), position);
-                let prompt = self.cache.prompt(prompt_number);
                 places.push(CachedSequence { prompt, slot: row.slot, tail, skip: 0 });
                 continuing.push(row);
             }
@@ -340,12 +344,54 @@ mod tests {
                 prompt.extend([6, 11]);
             }
         }
-        // The prefix has all tokens but the last drawn one and the two that the environment added.
-        prefixes.begin_turn(4);
-        let (length, layers) = prefixes.take(&prompts[1]).unwrap();
-        assert_eq!((length, layers.len()), (prompts[1].len() - 3, 2));
-        let tokens: usize = layers[0].iter().map(|(k, _)| k.dims()[0]).sum();
-        assert_eq!((tokens, layers[0][0].0.dims()[1]), (length, 8));
+        // The prefix has all tokens but the last drawn one and the two that the environment added. It is still in the
+        // slot of its first turn, after a prompt of one token.
+        prefixes.begin_turn(4, &[&prompts[1]], || unreachable!("there is a cache"));
+        let prefix = prefixes.take(&prompts[1]).unwrap();
+        assert_eq!((prefix.len(), prefix.prompt.len()), (prompts[1].len() - 3, 1));
+    }
+
+    #[test]
+    fn conversations_with_equal_tokens_continue_separately() {
+        // Greedy rows of equal prompts write the same tokens. In the next turn they are one prompt, which was read into
+        // the slot of one of them.
+        let network = network();
+        let (prefixes, decode) = (Prefixes::default(), |_: &[u32]| Ok(String::new()));
+        let play = |prompts: &[Vec<u32>], temperature: f64, seed: u64, at_once: usize, prefixes: &Prefixes| {
+            let sampling = Sampling { temperature, seed, ..Sampling::greedy(6) };
+            generate(&network, prompts, &sampling, &Endings { ids: &[], decode: &decode }, prefixes, at_once).unwrap()
+        };
+        let first = vec![vec![3, 4, 5]; 3];
+        let greedy = play(&first, 0.0, 1, 64, &prefixes);
+        let next: Vec<Vec<u32>> = greedy.iter().map(|g| [&[3, 4, 5][..], &g.tokens, &[7, 7]].concat()).collect();
+        assert_eq!(next[0], next[2]);
+        for at_once in [64, 1] {
+            let continued = Prefixes::default();
+            play(&first, 0.0, 1, 64, &continued);
+            let found = play(&next, 1.0, 2, at_once, &continued);
+            assert_close(&found, &play(&next, 1.0, 2, 64, &Prefixes::default()));
+            assert_ne!(found[0].tokens, found[1].tokens, "each draws for itself");
+        }
+    }
+
+    #[test]
+    fn a_new_rollout_reuses_the_memory_of_the_last() {
+        let network = network();
+        let prefixes = Prefixes::default();
+        let mut slots = Vec::new();
+        for rollout in 0..4 {
+            let mut prompts: Vec<Vec<u32>> = (0..5).map(|i| vec![1 + rollout as u32, 2 + i, 3]).collect();
+            for turn_number in 0..3 {
+                let found = turn(&network, &prompts, 10 * rollout + turn_number, &prefixes);
+                for (prompt, generation) in prompts.iter_mut().zip(&found) {
+                    prompt.extend(&generation.tokens);
+                    prompt.push(6);
+                }
+            }
+            let cache = prefixes.begin_turn(10 * rollout + 3, &[&prompts[0]], || unreachable!("there is a cache"));
+            slots.push(cache.take_slot());
+        }
+        assert!(slots.iter().all(|slot| *slot == 5), "{slots:?}");
     }
 
     #[test]
@@ -383,7 +429,7 @@ mod tests {
             let (length, mask) = (whole.len(), vec![1u8; whole.len()]);
             let tokens = Tensor::new(whole, [1, length]).unwrap();
             let mask = Tensor::new(mask, [1, length]).unwrap();
-            let (stats, _) = network.evaluate(&tokens, &mask, Adapter::Off, roll_core::Grad::Skip).unwrap();
+            let (stats, _) = network.evaluate(&tokens, &mask, &mask, Adapter::Off, roll_core::Grad::Skip).unwrap();
             let evaluated = &stats.log_probs.f32s().unwrap()[prompt.len() - 1..];
             assert_eq!(evaluated.len(), made.log_probs.len());
             assert!(evaluated.len() >= 36, "{}", evaluated.len());

@@ -2,6 +2,9 @@
 //!
 //! Only the logits of a few hundred rows and a few thousand ids exist at a time. The forward pass keeps two numbers per
 //! row (the logarithm of the sum of exponentials and the entropy); the backward pass computes the logits again.
+//!
+//! Products are taken in the dtype of the blocks' products. In bf16, hidden states, weight and gradients of logits are
+//! rounded to it; sums, logits, exponentials and gradients are f32.
 
 use burn_tensor::{DType, Int, Tensor, TensorData};
 use roll_backends::{Parameters, Weight, ops};
@@ -22,12 +25,14 @@ pub struct Head {
     pub weight: HeadWeight,
     /// Bound of the logits: `l` becomes `softcap * tanh(l / softcap)`.
     pub softcap: Option<f32>,
+    /// Dtype of the products: f32, or bf16 with f32 sums.
+    pub products: DType,
 }
 
 /// The weight of the output layer, `[V, D]`.
 #[derive(Clone)]
 pub enum HeadWeight {
-    /// Frozen, in its stored dtype. Each chunk is converted to f32 for its use.
+    /// Frozen, in its stored dtype. Each chunk is converted to the dtype of products for its use.
     Frozen(Weight),
     /// Trained: value and index among the parameters.
     Trained(Tensor<2>, usize),
@@ -60,22 +65,20 @@ impl HeadWeight {
         }
     }
 
-    /// Returns the rows of consecutive ids in f32.
+    /// Returns the rows of consecutive ids.
     fn chunk(&self, start: usize, len: usize) -> Result<Tensor<2>> {
-        let chunk = match self {
-            Self::Frozen(weight) => weight.rows(start, len)?,
-            Self::Trained(weight, _) => weight.clone().narrow(0, start, len),
-        };
-        Ok(as_dtype(chunk, DType::F32))
+        match self {
+            Self::Frozen(weight) => weight.rows(start, len),
+            Self::Trained(weight, _) => Ok(weight.clone().narrow(0, start, len)),
+        }
     }
 
-    /// Returns the rows of single ids in f32.
+    /// Returns the rows of single ids.
     fn rows(&self, ids: &Tensor<1, Int>) -> Result<Tensor<2>> {
-        let rows = match self {
-            Self::Frozen(weight) => weight.select(ids.clone())?,
-            Self::Trained(weight, _) => weight.clone().select(0, ids.clone()),
-        };
-        Ok(as_dtype(rows, DType::F32))
+        match self {
+            Self::Frozen(weight) => weight.select(ids.clone()),
+            Self::Trained(weight, _) => Ok(weight.clone().select(0, ids.clone())),
+        }
     }
 }
 
@@ -85,22 +88,39 @@ impl Head {
         let [vocab, _] = self.weight.shape();
         let mut logits = Vec::new();
         for (first_id, id_count) in chunks(vocab, CHUNK_IDS) {
-            logits.push(self.logits_of(hidden.clone(), self.weight.chunk(first_id, id_count)?));
+            logits.push(self.logits_of(hidden.clone(), self.chunk(first_id, id_count)?));
         }
         Ok(Tensor::cat(logits, 1))
     }
 
     /// Like [`Head::logits`], for generation: a row's logits do not depend on the other rows; see [`ops::linear_rows`].
     pub fn next_logits(&self, hidden: Tensor<2>) -> Result<Tensor<2>> {
+        let x = as_dtype(hidden.clone(), self.products);
         Ok(self.softcapped(match &self.weight {
-            HeadWeight::Trained(weight, _) => ops::linear_rows(hidden, weight.clone(), None),
+            HeadWeight::Trained(weight, _) => ops::linear_rows(x, weight.clone(), None),
             HeadWeight::Frozen(weight) => match weight.blocks() {
                 Some(blocks) => ops::linear_blocks(hidden, blocks, None),
-                None => ops::linear_rows(hidden, weight.stored::<2>()?, None),
+                None => ops::linear_rows(x, weight.stored::<2>()?, None),
             },
         }))
     }
 
+    /// Returns the rows of consecutive ids in the dtype of products.
+    fn chunk(&self, start: usize, len: usize) -> Result<Tensor<2>> {
+        Ok(as_dtype(self.weight.chunk(start, len)?, self.products))
+    }
+
+    /// Returns the rows of single ids in f32, rounded like those of [`Head::chunk`].
+    fn rows(&self, ids: &Tensor<1, Int>) -> Result<Tensor<2>> {
+        Ok(self.rounded(self.weight.rows(ids)?))
+    }
+
+    /// Rounds `x` to the dtype of products. The result is f32.
+    fn rounded(&self, x: Tensor<2>) -> Tensor<2> {
+        as_dtype(as_dtype(x, self.products), DType::F32)
+    }
+
+    /// The logits of rows that have the dtype of products; f32, as `x`.
     fn logits_of(&self, x: Tensor<2>, weight: Tensor<2>) -> Tensor<2> {
         self.softcapped(ops::linear(x, weight, None))
     }
@@ -171,6 +191,7 @@ impl RunningSums {
 /// the backward pass.
 pub fn evaluate(hidden: Tensor<2>, head: Head, targets: &[i64]) -> Result<(HeadStatistics, HeadRecord)> {
     let device = hidden.device();
+    let hidden = head.rounded(hidden);
     let [vocab, _] = head.weight.shape();
     let rows = targets.len();
     let targets = integers(targets.to_vec(), &device);
@@ -184,7 +205,7 @@ pub fn evaluate(hidden: Tensor<2>, head: Head, targets: &[i64]) -> Result<(HeadS
         let h = hidden.clone().narrow(0, first_row, row_count);
         let mut running: Option<RunningSums> = None;
         for (first_id, id_count) in chunks(vocab, CHUNK_IDS) {
-            let logits = head.logits_of(h.clone(), head.weight.chunk(first_id, id_count)?);
+            let logits = head.logits_of(h.clone(), head.chunk(first_id, id_count)?);
             running = Some(RunningSums::with_chunk(running, logits));
         }
         if let Some(RunningSums { max, sum, weighted }) = running {
@@ -194,7 +215,7 @@ pub fn evaluate(hidden: Tensor<2>, head: Head, targets: &[i64]) -> Result<(HeadS
         }
     }
     let (log_sum, entropy) = (Tensor::cat(log_sums, 0), Tensor::cat(entropies, 0));
-    let logits = head.softcapped((head.weight.rows(&targets)? * hidden.clone()).sum_dim(1));
+    let logits = head.softcapped((head.rows(&targets)? * hidden.clone()).sum_dim(1));
     let statistics = HeadStatistics {
         log_probs: roll_backends::to_host(logits - log_sum.clone())?.to_f32_vec(),
         entropy: roll_backends::to_host(entropy.clone())?.to_f32_vec(),
@@ -223,7 +244,7 @@ impl HeadRecord {
         };
         // d log p(target) / d l_v = [v = target] - p_v. The first term concerns only the targets' rows of the weight;
         // it comes first. The second term is computed below, in chunks.
-        let target_rows = head.weight.rows(&self.targets)?;
+        let target_rows = head.rows(&self.targets)?;
         let target_logits = head.softcapped((target_rows.clone() * self.hidden.clone()).sum_dim(1));
         let d_target = match head.softcap_slope(target_logits) {
             Some(slope) => slope * d_log.clone(),
@@ -233,7 +254,7 @@ impl HeadRecord {
         // The second term of the weight's gradient, per chunk of ids.
         let mut d_weight_chunks = Vec::new();
         for (first_id, id_count) in chunks(vocab, CHUNK_IDS) {
-            let weight = head.weight.chunk(first_id, id_count)?;
+            let weight = head.chunk(first_id, id_count)?;
             let mut d_weight_chunk: Option<Tensor<2>> = None;
             let mut d_hidden_parts = Vec::new();
             for (first_row, row_count) in chunks(rows, rows_per_chunk(vocab)) {
@@ -248,9 +269,10 @@ impl HeadRecord {
                 if let Some(softcap_slope) = softcap_slope {
                     d_logits = d_logits * softcap_slope;
                 }
+                let d_logits = as_dtype(d_logits, head.products);
                 d_hidden_parts.push(ops::product(d_logits.clone(), weight.clone()));
                 if weight_gradient.is_some() {
-                    let d_weight = ops::product(d_logits.transpose(), h);
+                    let d_weight = ops::product(d_logits.transpose(), as_dtype(h, head.products));
                     d_weight_chunk = Some(match d_weight_chunk {
                         Some(sum) => sum + d_weight,
                         None => d_weight,

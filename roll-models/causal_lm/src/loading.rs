@@ -58,8 +58,8 @@ pub struct CausalLmOptions {
     /// Maximum number of tokens in a sequence. Default: the model's context length.
     pub max_length: Option<usize>,
     /// Maximum number of sequences generated at a time: when one ends, the next takes its place. The texts do not
-    /// depend on it. It bounds the memory for keys and values of the sequences being written. Cached keys and values that
-    /// conversations keep for their next turn, or that a group shares for its prompt, come on top.
+    /// depend on it. It bounds the memory for their logits. Keys and values are cached for all sequences of a rollout,
+    /// because conversations keep them for their next turn.
     pub rows_at_once: usize,
     /// Further variables that the chat template reads: `{enable_thinking: false}` for Qwen3. Any other variable that it
     /// does not read is an error.
@@ -208,7 +208,7 @@ pub fn open(options: &CausalLmOptions, context: &BuildContext) -> Result<CausalL
     if trains_all && !options.end_tokens.is_empty() {
         origin.set_end_ids(&config.end_ids)?;
     }
-    let network = if context.headers_only {
+    let network = if context.headers_only || (trains_all && !context.needs_reference) {
         Network::without_weights(config, &device)
     } else {
         Network::with_quantised(config, &state, quantised, keeps_quantised, dtype, &device).while_doing(reading)?

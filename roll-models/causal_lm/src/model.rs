@@ -180,16 +180,13 @@ impl ParameterParts for CausalLm {
     }
 
     fn deliver_gradients(&mut self, sink: Option<Arc<dyn GradientSink>>) -> bool {
-        // Only gradients of adapters are delivered. In full training, the gradient of a tied embedding comes in two
-        // parts, whose sum would round differently.
-        match self.network.parameters() {
-            Some(parameters) if self.is_lora() => {
-                let first_position = 0;
-                parameters.deliver_gradients(sink, first_position);
-                true
-            }
-            _ => false,
-        }
+        let Some(parameters) = self.network.parameters() else { return false };
+        // The gradient of a tied embedding comes in two parts, from the output layer and from the embedding.
+        let config = self.network.config();
+        let in_two_parts = if config.tied { parameters.position(config.head_weight()) } else { None };
+        let first_position = 0;
+        parameters.deliver_gradients(sink, first_position, in_two_parts);
+        true
     }
 
     fn device_updates(&self) -> Option<Box<dyn DeviceUpdates>> {
@@ -268,12 +265,13 @@ impl LanguageModel for CausalLm {
         &mut self,
         tokens: &Tensor,
         mask: &Tensor,
+        wanted: &Tensor,
         adapter: Adapter,
         grad: Grad,
     ) -> Result<(TokenStats, Option<Pullback>)> {
         // The rollout is over; the recorded pass needs its memory.
         self.prefixes.clear();
-        self.network.evaluate(tokens, mask, adapter, grad)
+        self.network.evaluate(tokens, mask, wanted, adapter, grad)
     }
 }
 
@@ -285,12 +283,17 @@ mod tests {
     use roll_backends::optimizer::AdamW;
     use roll_core::{Noise, OptimizerConfig, Purpose};
 
+    use super::super::cache::{Cache, Prefix};
     use super::super::config::LmConfig;
     use super::*;
     use roll_network::trainable::Trainable;
 
-    /// A small policy whose adapters have random values.
-    fn policy() -> CausalLm {
+    fn adapters() -> Trainable {
+        Trainable::Lora { rank: 2, alpha: 2.0, targets: vec!["q_proj".to_string()] }
+    }
+
+    /// A small policy whose trained parameters have random values.
+    fn policy(trainable: &Trainable) -> CausalLm {
         let config = LmConfig::parse(
             br#"{"model_type": "qwen3", "vocab_size": 12, "hidden_size": 8, "intermediate_size": 12, "head_dim": 4,
                  "num_hidden_layers": 2, "num_attention_heads": 2, "num_key_value_heads": 1, "tie_word_embeddings": true}"#,
@@ -306,13 +309,50 @@ mod tests {
         }
         let device = roll_backends::device("flex").unwrap();
         let mut network = Network::new(config, &state, DType::F32, &device).unwrap();
-        let targets = vec!["q_proj".to_string()];
-        let trainable = Trainable::Lora { rank: 2, alpha: 2.0, targets };
-        network.add_trainable(&trainable, &Noise::new(1), &StateDict::new()).unwrap();
+        network.add_trainable(trainable, &Noise::new(1), &state).unwrap();
         let mut policy = CausalLm::new(network, None, None).unwrap();
         let values = draw(&[policy.parameter_count()]);
         policy.write_parameters(&values).unwrap();
         policy
+    }
+
+    /// The statistics of `wanted` tokens, and the gradient of their sum weighted by `cotangent`.
+    fn evaluated(policy: &mut CausalLm, wanted: [u8; 12], cotangent: &[f32]) -> ([Vec<f32>; 2], Vec<f32>) {
+        let tensor = |values: [u8; 12]| Tensor::new(values.to_vec(), [2, 6]).unwrap();
+        let ids = Tensor::new(vec![3i64, 1, 4, 1, 5, 9, 2, 6, 5, 3, 0, 0], [2, 6]).unwrap();
+        let mask = tensor([1, 1, 1, 1, 1, 1, 1, 1, 1, 1, 0, 0]);
+        let (stats, pullback) = policy.evaluate(&ids, &mask, &tensor(wanted), Adapter::On, Grad::Record).unwrap();
+        pullback.unwrap().pull(&Tensor::new(cotangent.to_vec(), [2, 2, 5]).unwrap()).unwrap();
+        let mut gradient = vec![0.0; policy.parameter_count()];
+        policy.take_gradients(&mut gradient).unwrap();
+        ([stats.log_probs, stats.entropy].map(|values| values.f32s().unwrap().to_vec()), gradient)
+    }
+
+    #[test]
+    fn wanted_tokens_have_the_statistics_and_gradients_of_a_pass_over_all() {
+        let wanted = [0, 0, 1, 1, 0, 0, 1, 0, 1, 0, 1, 1];
+        // Of the wanted tokens, one is the first of its row and two are padding.
+        let places = [1, 2, 6];
+        let cotangent: Vec<f32> = (0..20).map(|i| (f64::from(i) * 0.7).sin() as f32).collect();
+        let cotangent_of_places: Vec<f32> =
+            (0..20).map(|i| if places.contains(&(i % 10)) { cotangent[i] } else { 0.0 }).collect();
+        for trainable in [adapters(), Trainable::Full] {
+            let mut policy = policy(&trainable);
+            let (expected, expected_gradient) = evaluated(&mut policy, [1; 12], &cotangent_of_places);
+            let (found, gradient) = evaluated(&mut policy, wanted, &cotangent);
+            for (found, expected) in found.iter().zip(&expected) {
+                for (place, value) in found.iter().enumerate() {
+                    let expected = if places.contains(&place) { expected[place] } else { 0.0 };
+                    assert!((value - expected).abs() < 1e-6, "{place}: {value}, expected {expected}");
+                }
+            }
+            let largest = expected_gradient.iter().fold(0.0f32, |most, g| most.max(g.abs()));
+            let differences = gradient.iter().zip(&expected_gradient).map(|(a, b)| (a - b).abs());
+            assert!(largest > 0.1 && differences.fold(0.0, f32::max) < 1e-6 * largest, "{trainable:?}");
+            // Nothing is wanted: nothing has a gradient.
+            let ([log_probs, entropy], gradient) = evaluated(&mut policy, [0; 12], &cotangent);
+            assert!([log_probs, entropy, gradient].concat().iter().all(|value| *value == 0.0));
+        }
     }
 
     #[test]
@@ -321,7 +361,7 @@ mod tests {
         let log_probs = |policy: &mut CausalLm, adapter: Adapter| {
             let tokens = Tensor::new(vec![1i64, 5, 3, 7], [1, 4]).unwrap();
             let mask = Tensor::new(vec![1u8; 4], [1, 4]).unwrap();
-            policy.evaluate(&tokens, &mask, adapter, Grad::Skip).unwrap().0.log_probs.to_f32_vec()
+            policy.evaluate(&tokens, &mask, &mask, adapter, Grad::Skip).unwrap().0.log_probs.to_f32_vec()
         };
         let (base, start) = (log_probs(&mut policy, Adapter::Off), log_probs(&mut policy, Adapter::On));
         assert_eq!(log_probs(&mut policy, Adapter::Start), base, "training starts from the base");
@@ -347,7 +387,7 @@ mod tests {
                 "model": {{"type": "BPE", "vocab": {vocab}, "merges": []}}}}"#
             );
             let tokenizer = Tokenizer::parse(json.as_bytes()).unwrap();
-            let network = policy().network;
+            let network = policy(&adapters()).network;
             CausalLm::new(network, Some(tokenizer), None)
         };
         let model = with(12).unwrap();
@@ -361,17 +401,18 @@ mod tests {
 
     #[test]
     fn updates_clear_the_prefixes() {
-        let policy = policy();
+        let policy = policy(&adapters());
         let mut updates = policy.device_updates().unwrap();
         let update = AdamW::new(&OptimizerConfig::default()).coefficients(1, 0.0, [1.0; 2]);
         for (updated, found) in [(false, Some(2)), (true, None)] {
-            policy.prefixes.begin_turn(1);
-            policy.prefixes.keep(vec![1, 2], Vec::new());
-            policy.prefixes.begin_turn(2);
+            let begin_turn = |seed| policy.prefixes.begin_turn(seed, &[&[1, 2, 3]], || Cache::new(2, DType::F32));
+            begin_turn(1);
+            policy.prefixes.keep(vec![1, 2], Prefix { prompt: 0..0, slot: Some(0), tail: 2 });
+            begin_turn(2);
             if updated {
                 updates.update(&update).unwrap();
             }
-            assert_eq!(policy.prefixes.take(&[1, 2, 3]).map(|(length, _)| length), found);
+            assert_eq!(policy.prefixes.take(&[1, 2, 3]).map(|prefix| prefix.len()), found);
         }
     }
 }

@@ -29,7 +29,7 @@ pub struct Network {
     /// Those of [`Adapter::Start`], if training starts from a file.
     start: Option<Arc<Start>>,
     lora_scale: f64,
-    /// Dtype of the blocks' matrix products.
+    /// Dtype of matrix products.
     products: DType,
     /// What a recorded pass keeps for its pullback.
     memory: Memory,
@@ -78,8 +78,7 @@ impl Network {
         Ok(Self::with_store(config, Resident::from_weights(weights, device)))
     }
 
-    /// Creates a network without weights, which cannot compute. It is for checks of configuration, tokenizer and
-    /// parameters.
+    /// Creates a network without frozen weights. It computes once all weights are trained, but has no reference policy.
     pub fn without_weights(config: LmConfig, device: &Device) -> Self {
         Self::with_store(config, Resident::from_weights(HashMap::new(), device))
     }
@@ -89,7 +88,7 @@ impl Network {
         Self { config, store, parameters: None, start: None, lora_scale: 1.0, products, memory }
     }
 
-    /// Sets the dtype of the blocks' matrix products: f32 (the default), or bf16 accumulated in f32. Logits are f32.
+    /// Sets the dtype of matrix products: f32 (the default), or bf16 accumulated in f32. Logits are f32.
     pub fn with_products(mut self, products: DType) -> Self {
         self.products = products;
         self
@@ -101,8 +100,8 @@ impl Network {
         self
     }
 
-    /// Adds trainable parameters. Full training starts from the weights in `base`. The frozen weights stay as the
-    /// reference policy.
+    /// Adds trainable parameters. Full training starts from the weights in `base`. The frozen weights, if there are
+    /// any, stay as the reference policy.
     pub fn add_trainable(&mut self, trainable: &Trainable, noise: &Noise, base: &StateDict) -> Result<()> {
         let (specs, values) = match trainable {
             Trainable::Frozen => {
@@ -187,19 +186,20 @@ impl Network {
         self.lora_scale
     }
 
-    /// Computes the log-probability and entropy of each token of `tokens` given the tokens before it; see
+    /// Computes the log-probability and entropy of each `wanted` token given the tokens before it; see
     /// [`roll_core::LanguageModel::evaluate`].
     pub fn evaluate(
         &self,
         tokens: &Tensor,
         mask: &Tensor,
+        wanted: &Tensor,
         adapter: Adapter,
         grad: Grad,
     ) -> Result<(TokenStats, Option<Pullback>)> {
         let batch = Batch::new(tokens, mask)?;
         self.check(&batch.packed)?;
-        let predictions = batch.predictions();
-        let trainable = self.trainable(adapter);
+        let predictions = batch.predictions(wanted)?;
+        let trainable = self.trainable(adapter)?;
         let parameters = trainable.as_ref().map(|s| s.parameters().clone());
         let head = self.head(trainable.as_ref())?;
         let device = self.store.device().clone();
@@ -258,7 +258,7 @@ impl Network {
     pub fn logits(&self, tokens: &Tensor, mask: &Tensor, adapter: Adapter) -> Result<Tensor> {
         let batch = Batch::new(tokens, mask)?;
         self.check(&batch.packed)?;
-        let trainable = self.trainable(adapter);
+        let trainable = self.trainable(adapter)?;
         let head = self.head(trainable.as_ref())?;
         let values = if batch.packed.is_empty() {
             Vec::new()
@@ -276,7 +276,7 @@ impl Network {
         let values = if batch.packed.is_empty() {
             Vec::new()
         } else {
-            let pass = self.pass(&batch.packed, self.trainable(adapter), NO_CACHE);
+            let pass = self.pass(&batch.packed, self.trainable(adapter)?, NO_CACHE);
             to_host(self.hidden(&pass)?)?.to_f32_vec()
         };
         batch.spread_rows(&values, self.config.dim)
@@ -299,22 +299,32 @@ impl Network {
         to_host(self.head(trainable)?.next_logits(last_hidden)?)
     }
 
+    /// Device of the weights.
+    pub(super) fn device(&self) -> &Device {
+        self.store.device()
+    }
+
     /// Dtype of matrix products, and of cached keys and values.
     pub(super) fn products(&self) -> DType {
         self.products
     }
 
-    /// Returns the trainable parameters that take part in a pass with `adapter`: the present ones, those at the start,
-    /// or none.
-    pub(super) fn trainable(&self, adapter: Adapter) -> Option<Snapshot> {
-        let parameters = self.parameters.as_ref()?;
+    /// Returns the trainable parameters that take part in a pass with `adapter`: the present ones, those at the start, or
+    /// none. Fails if there would be none and the frozen weights were not kept.
+    pub(super) fn trainable(&self, adapter: Adapter) -> Result<Option<Snapshot>> {
+        let Some(parameters) = &self.parameters else { return Ok(None) };
         match (adapter, &self.start) {
-            (Adapter::On, _) => Some(parameters.snapshot()),
+            (Adapter::On, _) => Ok(Some(parameters.snapshot())),
             (Adapter::Start, Some(start)) => {
                 let upload = || self.upload(parameters.specs().to_vec(), &start.values);
-                Some(start.uploaded.get_or_init(upload).snapshot())
+                Ok(Some(start.uploaded.get_or_init(upload).snapshot()))
             }
-            (Adapter::Start, None) | (Adapter::Off, _) => None,
+            _ if self.store.shape(self.config.head_weight()).is_none() => {
+                let problem = "the weights that training starts from were not kept, because the algorithm's options \
+                               need no reference policy: it cannot be evaluated";
+                Err(Error::Unsupported(problem.into()))
+            }
+            (Adapter::Start, None) | (Adapter::Off, _) => Ok(None),
         }
     }
 
@@ -365,7 +375,7 @@ impl Network {
                 HeadWeight::Frozen(weights::get(&self.store.segment(prefix)?, name)?.clone())
             }
         };
-        Ok(Head { weight, softcap: self.config.logit_softcap })
+        Ok(Head { weight, softcap: self.config.logit_softcap, products: self.products })
     }
 
     /// Fails on ids outside the vocabulary and on sequences longer than the context.

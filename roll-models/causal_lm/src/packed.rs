@@ -68,21 +68,30 @@ impl Batch {
         Ok(Self { packed, places, rows, columns })
     }
 
-    /// Returns the predicted tokens: all tokens except the first of each sequence.
-    pub fn predictions(&self) -> Predictions {
+    /// Returns the predictions of the tokens at which `wanted` (`[B, L]`) is not 0. The first token of a sequence is
+    /// not predicted, and neither is padding.
+    pub fn predictions(&self, wanted: &Tensor) -> Result<Predictions> {
+        if wanted.shape() != [self.rows, self.columns] {
+            let expected = format!("[{}, {}]", self.rows, self.columns);
+            return Err(Error::shape("wanted tokens", expected, wanted.shape()));
+        }
+        let wanted = wanted.to_f32_vec();
         let mut predictions = Predictions::default();
         let width = self.columns.saturating_sub(1);
         for span in &self.packed.spans {
             for token in span.start..span.end.saturating_sub(1) {
                 let target = token + 1;
-                // In `[B, L - 1]`, a prediction is in the column before its target.
                 let place = self.places[target];
+                if wanted[place] == 0.0 {
+                    continue;
+                }
+                // In `[B, L - 1]`, a prediction is in the column before its target.
                 predictions.rows.push(token as i64);
                 predictions.targets.push(self.packed.ids[target]);
                 predictions.places.push(place / self.columns * width + place % self.columns - 1);
             }
         }
-        predictions
+        Ok(predictions)
     }
 
     /// Spreads one value per prediction to `[B, L - 1]`, with 0 elsewhere.
@@ -105,7 +114,7 @@ impl Batch {
     }
 }
 
-/// The predicted tokens of a batch.
+/// The wanted predictions of a batch.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Predictions {
     /// Index of the packed token whose hidden state predicts each token.
@@ -142,7 +151,8 @@ mod tests {
                 .unwrap();
         assert_eq!(left.packed, right.packed);
         assert_eq!(left.packed.positions, [0, 1, 2, 0, 1, 2, 3]);
-        let (l, r) = (left.predictions(), right.predictions());
+        let all = mask([1; 8]);
+        let (l, r) = (left.predictions(&all).unwrap(), right.predictions(&all).unwrap());
         assert_eq!((&l.rows, &l.targets), (&r.rows, &r.targets));
         assert_eq!(l.places, [1, 2, 3, 4, 5]);
         assert_eq!(r.places, [0, 1, 3, 4, 5]);
@@ -151,8 +161,23 @@ mod tests {
     #[test]
     fn rows_with_fewer_than_two_tokens_have_no_predictions() {
         let tokens = Tensor::new(vec![5i64, 6, 7, 8], [2, 2]).unwrap();
-        let batch = Batch::new(&tokens, &Tensor::new(vec![0u8, 0, 0, 1], [2, 2]).unwrap()).unwrap();
-        assert!(batch.predictions().rows.is_empty());
-        assert_eq!(batch.spread(&[], &batch.predictions()).unwrap().shape(), [2, 1]);
+        let mask = Tensor::new(vec![0u8, 0, 0, 1], [2, 2]).unwrap();
+        let batch = Batch::new(&tokens, &mask).unwrap();
+        let predictions = batch.predictions(&mask).unwrap();
+        assert!(predictions.rows.is_empty());
+        assert_eq!(batch.spread(&[], &predictions).unwrap().shape(), [2, 1]);
+    }
+
+    #[test]
+    fn predictions_are_those_of_wanted_tokens() {
+        let mask = |m: [u8; 8]| Tensor::new(m.to_vec(), [2, 4]).unwrap();
+        let tokens = Tensor::new(vec![7i64, 8, 9, 0, 1, 2, 3, 4], [2, 4]).unwrap();
+        let batch = Batch::new(&tokens, &mask([1, 1, 1, 0, 1, 1, 1, 1])).unwrap();
+        // The first token of a row and padding have no prediction.
+        let predictions = batch.predictions(&mask([1, 0, 1, 1, 1, 0, 0, 1])).unwrap();
+        assert_eq!((&predictions.rows[..], &predictions.targets[..]), (&[1, 5][..], &[9, 4][..]));
+        assert_eq!(predictions.places, [1, 5]);
+        let problem = batch.predictions(&Tensor::new(vec![1u8; 6], [2, 3]).unwrap()).unwrap_err().to_string();
+        assert!(problem.contains("wanted tokens") && problem.contains("[2, 4]"), "{problem}");
     }
 }

@@ -20,7 +20,6 @@ use roll_network::trainable::Trainable;
 use roll_network::weights::stored_dtype;
 
 use super::config::LmConfig;
-use super::generate::TOKENS_OF_A_PASS;
 use super::head::{CHUNK_IDS, CHUNK_LOGITS};
 use super::loading::{CausalLmOptions, initial_adapter};
 use super::memory::RolloutShape;
@@ -85,7 +84,7 @@ struct MemoryPlan<'a> {
     specs: Vec<ParameterSpec>,
     /// Whether every weight is trained.
     full: bool,
-    /// Bytes of the frozen weights.
+    /// Bytes of the frozen weights; 0 if every weight is trained and no reference policy is needed.
     frozen: usize,
     /// Bytes of the frozen weights that stay quantised in blocks.
     quantised: usize,
@@ -126,8 +125,10 @@ impl<'a> MemoryPlan<'a> {
             let elements: usize = shape.iter().product();
             let block_bytes = in_blocks.as_ref().and_then(|blocks| blocks.get(name).copied());
             let kept_bytes = if keeps_quantised { block_bytes } else { None };
-            frozen += kept_bytes.unwrap_or(elements * weights_dtype.size());
-            quantised += kept_bytes.unwrap_or(0);
+            if !full || input.passes.needs_reference() {
+                frozen += kept_bytes.unwrap_or(elements * weights_dtype.size());
+                quantised += kept_bytes.unwrap_or(0);
+            }
             let is_copied = gpu && in_blocks.is_some();
             opened += match block_bytes {
                 // Files of other formats are mapped.
@@ -157,6 +158,12 @@ impl<'a> MemoryPlan<'a> {
 
     fn trained(&self) -> usize {
         self.specs.iter().map(ParameterSpec::len).sum()
+    }
+
+    /// Returns the number of elements of the blocks' trained matrices.
+    fn trained_in_blocks(&self) -> usize {
+        let matrices = self.specs.iter().filter(|spec| spec.shape.len() == 2 && spec.name.starts_with("model.layers."));
+        matrices.map(ParameterSpec::len).sum()
     }
 
     /// Returns the number of tokens of the longest sequence.
@@ -225,36 +232,39 @@ impl<'a> MemoryPlan<'a> {
         let new_tokens = pass.generated.min(length.saturating_sub(1));
         let prompt_tokens = length - new_tokens;
         let prompts = if pass.shared_prompt { called.min(rows / pass.group.max(1)) } else { called };
-        let turn = RolloutShape { rows: called.min(self.options.rows_at_once), prompts, prompt_tokens, new_tokens };
-        let bytes = turn.bytes(config, width);
-        // Tokens of sequences that have ended and left their slot.
-        let ended = (called - turn.rows) * length;
-        let prefix_tokens = if pass.continues {
-            // Keys and values of the previous turn are kept until the last prompts of a call are read. A pass over all
-            // prompts frees them layer by layer.
-            let rows_of_pass = (TOKENS_OF_A_PASS / prompt_tokens.max(1)).min(turn.rows).max(1);
-            ended + (rows - (called - 1) % rows_of_pass - 1) * prompt_tokens
-        } else {
-            // The sequences of other calls are complete.
-            ended + (rows - called) * length
+        // In the last turn, each sequence has all its tokens but the last in its slot. A single answer leaves the prompt,
+        // which a group may share, where it was read.
+        let all_prompts = if pass.shared_prompt { rows.div_ceil(pass.group.max(1)) } else { rows };
+        let (slot_tokens, packed_tokens) = match pass.continues {
+            true => (length.saturating_sub(1), 0),
+            false => (new_tokens.saturating_sub(1), all_prompts * prompt_tokens),
         };
+        let turn = RolloutShape {
+            slots: rows,
+            slot_tokens,
+            packed_tokens,
+            rows: called.min(self.options.rows_at_once),
+            prompts,
+            prompt_tokens,
+        };
+        let bytes = turn.bytes(config, width);
         let token_bytes = config.layers * 2 * config.kv_heads * config.head_dim * width;
-        let formula =
-            format!("{prompts} x {prompt_tokens} tokens, {} x {new_tokens} generated, {token_bytes} B each", turn.rows);
+        let formula = format!("{rows} x {slot_tokens} tokens, {packed_tokens} of prompts, {token_bytes} B each");
         let phase = if pass.ahead { "" } else { &pass.phase };
         let largest = [bytes.pass, bytes.logits, bytes.growth].into_iter().max().unwrap_or(0);
         let copy = if pass.ahead { 4 * self.trained() } else { 0 };
+        let converted = if self.compute_dtype == DType::F32 { 0 } else { self.trained_in_blocks() };
         // Several ranks wait for their rollouts before a checkpoint, and keep no policy.
         let kept = if self.ranks == 1 { copy } else { 0 };
         vec![
             item(phase, "keys and values", [bytes.keys_values, 0], formula),
+            item(phase, "largest pass", [largest, 0], "prompts, logits, or a layer's cache that grows".into()),
             item(
                 phase,
-                "prompt caches",
-                [prefix_tokens * token_bytes, 0],
-                format!("{prefix_tokens} tokens of {rows} sequences x {token_bytes} B"),
+                "matrices for generation",
+                [converted * self.compute_dtype.size(), 0],
+                format!("trained ones in the dtype of products, {}", times(converted, self.compute_dtype.size())),
             ),
-            item(phase, "largest pass", [largest, 0], "prompts, logits, or a layer's cache that grows".into()),
             item(phase, "copy of the policy", [copy, 0], "the trained parameters, which generate meanwhile".into()),
             item(
                 phase,
@@ -265,8 +275,14 @@ impl<'a> MemoryPlan<'a> {
         ]
     }
 
+    /// Whether a pull delivers gradients block by block to the strategy's sums in host memory.
+    fn delivers_gradients(&self) -> bool {
+        let division = &self.input.division;
+        if self.ranks > 1 { division.overlap_comm } else { !division.sums_are_on_gpu(self.trained(), 1, self.gpu) }
+    }
+
     /// Returns the memory of an update at its peak. During a backward pass gradients are allocated while block inputs
-    /// are freed, so the peak is at one of its ends.
+    /// are freed, so the peak is at one of its ends, unless gradients are delivered as they are computed.
     fn update(&self, pass: &TextPass) -> Vec<MemoryItem> {
         let (config, n, bucket) = (&self.config, self.trained(), self.input.division.bucket);
         let tokens = self.tokens(pass) * pass.at_once.min(pass.rows.div_ceil(self.ranks)).max(1);
@@ -285,10 +301,17 @@ impl<'a> MemoryPlan<'a> {
         };
         let block_backward = || row("backward of one block", [self.block(tokens, 1), 0], format!("{tokens} tokens"));
         let embedding = config.vocab * config.dim;
+        let trained_embedding = if self.full { embedding } else { 0 };
         let specs_of_block = self.specs.iter().filter(|spec| in_first_block(&spec.name));
         let trained_in_block: usize = specs_of_block.map(ParameterSpec::len).sum();
-        // Gradients that are allocated first: those of the output layer and of one block.
-        let first_gradients = trained_in_block + if self.full { embedding } else { 0 };
+        // The gradients in the model while its first block is pulled back, and at the end. Those of a tied embedding,
+        // which are of the output layer too, are never delivered.
+        let [first_gradients, last_gradients] = match self.delivers_gradients() {
+            true if config.tied => [trained_in_block + trained_embedding; 2],
+            true => [trained_in_block; 2],
+            false => [trained_in_block + trained_embedding, n],
+        };
+        let held = if self.delivers_gradients() { last_gradients - trained_in_block } else { n };
         let head =
             row("output layer", [self.output_layer(tokens), 0], format!("{tokens} tokens, {LOGITS} chunks of logits"));
         let mut moments = vec![
@@ -297,10 +320,11 @@ impl<'a> MemoryPlan<'a> {
             // Its first block, which is the last of the network.
             vec![inputs(config.layers), gradients(first_gradients), block_backward()],
             // Its last block.
-            vec![inputs(1), gradients(n), block_backward()],
+            vec![inputs(1), gradients(last_gradients), block_backward()],
         ];
         if self.full {
-            moments.push(vec![gradients(n), row("gradient of the embedding", [8 * embedding, 0], times(embedding, 8))]);
+            let of_embedding = row("gradient of the embedding", [8 * embedding, 0], times(embedding, 8));
+            moments.push(vec![gradients(held), of_embedding]);
         }
         if bucket > 0 {
             // The last bucket is reduced first, while all gradients exist. Later there are four copies of a tensor,
@@ -309,7 +333,7 @@ impl<'a> MemoryPlan<'a> {
             let messages = |elements: usize, copies: usize| {
                 row("messages", [0, copies * 4 * elements], times(elements, 4 * copies))
             };
-            moments.push(vec![gradients(n), messages(bucket.min(n), 3)]);
+            moments.push(vec![gradients(held), messages(bucket.min(n), 3)]);
             moments.push(vec![messages(largest, 4)]);
         }
         moments.into_iter().max_by_key(|items| items.iter().map(MemoryItem::bytes).sum::<usize>()).unwrap_or_default()

@@ -3,21 +3,20 @@
 use std::path::Path;
 
 use roll_core::{
-    BuildContext, Model, Result,
+    Adapter, BuildContext, Grad, LanguageModel, Model, Result, Tensor,
     plan::{Division, MemoryItem, Needs, Passes, PlanInput, Speed, TextPass},
 };
 use roll_testing::GgufWriter;
 use serde_json::{Value, json};
 
 use super::loading::{CausalLmOptions, open};
-use super::memory::RolloutShape;
 use super::plan::needs;
 
 /// Eight conversations of at most 128 tokens, in four groups.
 fn work() -> [TextPass; 2] {
     let texts = TextPass { rows: 8, tokens: Some(128), ..TextPass::default() };
     let rollout = TextPass { group: 2, at_once: 256, generated: 40, continues: true, ..texts.clone() };
-    let update = TextPass { phase: "update".into(), at_once: 4, grad: true, ..texts };
+    let update = TextPass { phase: "update".into(), at_once: 4, grad: true, reference: true, ..texts };
     [TextPass { phase: "rollout".into(), ..rollout }, update]
 }
 
@@ -89,32 +88,67 @@ fn stage_3_on_two_ranks_halves_optimizer_and_rollout_memory() {
 }
 
 #[test]
-fn keys_and_values_match_those_of_a_rollout() {
-    let config = open(&CausalLmOptions::default(), &context()).unwrap().network().config().clone();
-    let counted = |rows, prompts, prompt_tokens| {
-        RolloutShape { rows, prompts, prompt_tokens, new_tokens: 40 }.bytes(&config, 4).keys_values
-    };
-    let of_token = 2 * config.kv_heads * config.head_dim * 4 * config.layers;
-    let needs = planned(json!({}), &input(&work())).unwrap();
-    assert_eq!(bytes(&needs, "keys and values"), counted(8, 8, 88));
-    // A pass that reads all prompts frees the caches of the previous turn, layer by layer.
-    assert!(find(&needs, "prompt caches").is_none());
-    // With few rows at once they are kept until the last two prompts are read, besides five rows that left their slot.
-    let few = planned(json!({"rows_at_once": 3}), &input(&work())).unwrap();
-    assert_eq!(bytes(&few, "keys and values"), counted(3, 8, 88));
-    assert_eq!(bytes(&few, "prompt caches"), (6 * 88 + 5 * 128) * of_token);
+fn full_training_without_a_reference_has_no_frozen_weights_and_one_blocks_gradients() {
     let [rollout, update] = work();
+    let of = |reference: bool, input: PlanInput| {
+        let texts = [rollout.clone(), TextPass { reference, ..update.clone() }];
+        planned(
+            json!({"lora_rank": 0}),
+            &PlanInput { passes: Passes { texts: texts.to_vec(), ..Passes::default() }, ..input },
+        )
+        .unwrap()
+    };
+    assert!(find(&of(false, on_gpu()), "frozen weights").is_none());
+    assert!(find(&of(true, on_gpu()), "frozen weights").is_some());
+    let context = BuildContext { needs_reference: false, ..context() };
+    let mut model = open(&parsed(&json!({"lora_rank": 0})), &context).unwrap();
+    assert_eq!(model.network().frozen_bytes().unwrap(), 0);
+    let (tokens, mask) = (Tensor::new(vec![1i64, 2, 3], [1, 3]).unwrap(), Tensor::new(vec![1u8; 3], [1, 3]).unwrap());
+    let mut evaluated = |adapter| model.evaluate(&tokens, &mask, &mask, adapter, Grad::Skip).map(|(stats, _)| stats);
+    let of_reference = evaluated(Adapter::Off).unwrap_err().to_string();
+    assert!(of_reference.contains("reference policy"), "{of_reference}");
+    let found = evaluated(Adapter::On).unwrap();
+    let mut with_reference = open(&parsed(&json!({"lora_rank": 0})), &self::context()).unwrap();
+    for adapter in [Adapter::On, Adapter::Off] {
+        let (expected, _) = with_reference.evaluate(&tokens, &mask, &mask, adapter, Grad::Skip).unwrap();
+        assert_eq!(found.log_probs.f32s().unwrap(), expected.log_probs.f32s().unwrap());
+    }
+    // On a GPU, the optimizer's state in host memory: gradients leave the model block by block.
+    let config = model.network().config();
+    let n = model.parameter_count();
+    let in_host_memory = of(false, on_gpu());
+    let on_the_gpu =
+        of(false, PlanInput { division: Division { state_on_gpu: usize::MAX, ..Division::default() }, ..on_gpu() });
+    let gradients = |needs: &Needs| find(needs, "gradients in the model").map_or(0, |item| item.device);
+    assert_eq!(gradients(&on_the_gpu), 4 * n);
+    let embedding = if config.tied { config.vocab * config.dim } else { 0 };
+    assert!(gradients(&in_host_memory) <= 4 * (embedding + n / config.layers), "{:?}", in_host_memory.memory);
+}
+
+#[test]
+fn keys_and_values_are_held_once() {
+    let config = open(&CausalLmOptions::default(), &context()).unwrap().network().config().clone();
+    let of_token = 2 * config.kv_heads * config.head_dim * 4 * config.layers;
+    let [rollout, update] = work();
+    let counted = |options: Value, rollout: &TextPass| {
+        let needs = planned(options, &input(&[rollout.clone(), update.clone()])).unwrap();
+        bytes(&needs, "keys and values")
+    };
+    // The last token of a sequence is not cached. Fewer rows at once leave the conversations in their slots.
+    assert_eq!(counted(json!({}), &rollout), 8 * 127 * of_token);
+    assert_eq!(counted(json!({"rows_at_once": 3}), &rollout), 8 * 127 * of_token);
+    let few_a_call = TextPass { at_once: 2, ..rollout.clone() };
+    assert_eq!(counted(json!({}), &few_a_call), 8 * 127 * of_token);
     let once = TextPass { continues: false, shared_prompt: true, ..rollout.clone() };
-    let once = planned(json!({}), &input(&[once, update])).unwrap();
-    assert!(find(&once, "prompt caches").is_none() && bytes(&once, "keys and values") == counted(8, 4, 88));
-    // Eight prompts of 2008 tokens are a pass.
+    assert_eq!(counted(json!({}), &once), (4 * 88 + 8 * 39) * of_token);
+    let apart = TextPass { shared_prompt: false, ..once };
+    assert_eq!(counted(json!({}), &apart), (8 * 88 + 8 * 39) * of_token);
     let long = TextPass { rows: 64, group: 8, tokens: Some(2048), ..rollout };
-    let long = planned(json!({}), &input(&[long])).unwrap();
-    assert_eq!(bytes(&long, "keys and values"), counted(64, 64, 2008));
-    assert_eq!(bytes(&long, "prompt caches"), 56 * 2008 * of_token);
-    assert_eq!(long.facts["tokens"], 2048.0);
+    let needs = planned(json!({}), &input(&[long])).unwrap();
+    assert_eq!(bytes(&needs, "keys and values"), 64 * 2047 * of_token);
+    assert_eq!(needs.facts["tokens"], 2048.0);
     // A GPU in bf16.
-    assert_eq!(2 * bytes(&planned(json!({}), &on_gpu()).unwrap(), "keys and values"), counted(8, 8, 88));
+    assert_eq!(2 * bytes(&planned(json!({}), &on_gpu()).unwrap(), "keys and values"), 8 * 127 * of_token);
 }
 
 /// A file with a model of the family Llama, whose matrices are in blocks (Q8_0).

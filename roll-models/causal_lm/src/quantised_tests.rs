@@ -83,7 +83,7 @@ fn with_lora(mut network: Network) -> Network {
 fn log_probs_and_gradient(network: &Network) -> (Vec<f32>, Vec<f32>) {
     let tokens = Tensor::new((0..36).map(|i| (i * 7 + 3) % 40).collect::<Vec<i64>>(), [2, 18]).unwrap();
     let mask = Tensor::new(vec![1u8; 36], [2, 18]).unwrap();
-    let (stats, pullback) = network.evaluate(&tokens, &mask, Adapter::On, Grad::Record).unwrap();
+    let (stats, pullback) = network.evaluate(&tokens, &mask, &mask, Adapter::On, Grad::Record).unwrap();
     let cotangent = [vec![1.0f32; 34], vec![0.5; 34]].concat();
     pullback.unwrap().pull(&Tensor::new(cotangent, [2, 2, 17]).unwrap()).unwrap();
     let parameters = network.parameters().unwrap();

@@ -84,7 +84,7 @@ impl ParameterParts for Wan {
     fn deliver_gradients(&mut self, sink: Option<Arc<dyn GradientSink>>) -> bool {
         let mut first = 0;
         for parameters in self.trained() {
-            parameters.deliver_gradients(sink.clone(), first);
+            parameters.deliver_gradients(sink.clone(), first, None);
             first += parameters.specs().len();
         }
         true

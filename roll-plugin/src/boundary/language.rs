@@ -22,7 +22,7 @@ remote! {
         fn hidden_states(&mut self, tokens: &Tensor, mask: &Tensor, adapter: Adapter) -> Result<Tensor> {
             Err(Error::Unsupported("this language model does not give its hidden states, which a critic reads".into()))
         }
-        fn evaluate(&mut self, tokens: &Tensor, mask: &Tensor, adapter: Adapter, grad: Grad)
+        fn evaluate(&mut self, tokens: &Tensor, mask: &Tensor, wanted: &Tensor, adapter: Adapter, grad: Grad)
             -> Result<(TokenStats, Option<Pullback>)>;
     }
 }

@@ -88,7 +88,7 @@ fn token_gradients_match_finite_differences() {
         model.write_parameters(logits).unwrap();
         let mask = Tensor::new(vec![1u8; 6], shape).unwrap();
         let tokens = Tensor::new(tokens.clone(), shape).unwrap();
-        model.evaluate(&tokens, &mask, Adapter::On, Grad::Record).unwrap()
+        model.evaluate(&tokens, &mask, &mask, Adapter::On, Grad::Record).unwrap()
     };
     // The logits of the three characters; all others have a probability of about zero.
     let mut logits = Bigram::of("ab").logits;

@@ -1,7 +1,9 @@
 //! The parts that all tasks open in the same way: strategy and model, the check of the algorithm, the number of
 //! steps.
 
-use roll_core::{Algorithm, BuildContext, Communicator, Error, Kind, Model, Registry, Result, RewardScorer, Strategy};
+use roll_core::{
+    Algorithm, BuildContext, Communicator, Error, Kind, Model, Registry, Result, RewardScorer, Strategy, plan::Passes,
+};
 
 use crate::config::{LoadedConfig, RunConfig};
 use crate::findings::Findings;
@@ -90,8 +92,10 @@ fn open_network(config: &RunConfig, registry: &Registry, context: &BuildContext)
     let strategy = registry.strategy(&config.strategy.name, &config.strategy.options, context)?;
     check_all_ranks_train(&config.strategy.name, strategy.as_ref(), context.ranks.as_ref(), registry)?;
     let (placement, token_ranks) = (strategy.weight_placement(), strategy.ranks().tokens.clone());
-    let recorded_passes = registry.passes(&config.algo.name, &config.algo.options).ok().map(|passes| passes.held());
-    let model_context = BuildContext { placement, token_ranks, recorded_passes, ..context.clone() };
+    let passes = registry.passes(&config.algo.name, &config.algo.options).ok();
+    let recorded_passes = passes.as_ref().map(Passes::held);
+    let needs_reference = passes.is_none_or(|passes| passes.needs_reference());
+    let model_context = BuildContext { placement, token_ranks, recorded_passes, needs_reference, ..context.clone() };
     let model = registry.model(&config.model.name, &config.model.options, &model_context)?;
     if let Some(token_ranks) = &model_context.token_ranks {
         check_token_ranks(&config.model.name, model.as_ref(), token_ranks.world_size())?;

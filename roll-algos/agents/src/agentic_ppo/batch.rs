@@ -66,6 +66,8 @@ pub fn text_samples(episodes: &[Episode], stepwise: bool, truncated: TruncatedAn
 pub struct ConversationBatch {
     /// The model's input.
     pub batch: Batch,
+    /// u8 `[rows, L]`: the tokens that any sample of a row is trained on.
+    pub wanted: Tensor,
     /// The row of each sample in the batch.
     pub row_of: Vec<usize>,
 }
@@ -84,11 +86,17 @@ impl ConversationBatch {
             }
             row_of.push(row);
         }
-        Ok(Self { batch: Batch::new(&longest, width)?, row_of })
+        let mut wanted = vec![0u8; longest.len() * width];
+        for (sample, row) in samples.iter().zip(&row_of) {
+            let tokens = wanted[row * width..].iter_mut().zip(&sample.response);
+            tokens.for_each(|(wanted, response)| *wanted |= u8::from(*response));
+        }
+        let wanted = Tensor::new(wanted, [longest.len(), width])?;
+        Ok(Self { batch: Batch::new(&longest, width)?, wanted, row_of })
     }
 
-    /// The model's `values`, given row by row, sample by sample. After a sample's last token, its row has the values of
-    /// later turns.
+    /// The model's `values`, given row by row, sample by sample. Beside the tokens that a sample is trained on, its row
+    /// has values of other turns, or 0.
     pub fn by_sample(&self, values: &Grid) -> Result<Grid> {
         Grid::new(values.columns(), self.row_of.iter().flat_map(|row| values.row(*row)).copied().collect())
     }
@@ -183,6 +191,22 @@ mod tests {
         assert_eq!(spread.row(1), [1.0, 2.0, 3.0]);
         assert_eq!((spread.row(0), spread.row(2)), (spread.row(3), &[4.0, 5.0, 6.0][..]));
         assert_eq!(evaluated.by_row(&spread).values(), [3.0, 6.0, 9.0, 4.0, 5.0, 6.0]);
+    }
+
+    #[test]
+    fn tokens_that_any_turn_is_trained_on_are_wanted() {
+        let answers = |turn: TextSample, response: [bool; 4]| TextSample {
+            response: response[..turn.tokens.len()].to_vec(),
+            ..turn
+        };
+        let samples = [
+            answers(turn(7, 1, 4), [false, false, false, true]),
+            answers(turn(7, 0, 2), [false, true, false, false]),
+            answers(turn(9, 0, 3), [false, false, true, false]),
+        ];
+        let evaluated = ConversationBatch::new(&samples.iter().collect::<Vec<_>>(), 4).unwrap();
+        assert_eq!(evaluated.wanted.shape(), [2, 4]);
+        assert_eq!(evaluated.wanted.to_f32_vec(), [0.0, 1.0, 0.0, 1.0, 0.0, 0.0, 1.0, 0.0]);
     }
 
     #[test]

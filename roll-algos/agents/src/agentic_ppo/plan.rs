@@ -22,9 +22,11 @@ pub(super) fn passes(options: &Options) -> Result<Passes> {
     // The turns of an episode are evaluated as one sequence, unless each turn has a prompt of its own.
     let sequences = if config.history_length.is_some() { samples } else { episodes };
     let length = config.sequence_length;
+    // A validation plays at most as many episodes at a time as a step, but at least those of one start.
+    let validated = if config.val_batch_size > 0 { config.val_group_size } else { 0 };
     let rollout = TextPass {
         phase: "rollout".into(),
-        rows: config.num_env_groups.saturating_mul(config.played_group_size()),
+        rows: config.num_env_groups.saturating_mul(config.played_group_size()).max(validated),
         group: config.played_group_size(),
         at_once: config.infer_batch_size,
         tokens: Some(length),
@@ -41,6 +43,7 @@ pub(super) fn passes(options: &Options) -> Result<Passes> {
         at_once: config.micro_batch_size,
         tokens: Some(length),
         grad: true,
+        reference: config.needs_reference(),
         ..TextPass::default()
     };
     let mut texts = vec![rollout, update];
@@ -73,6 +76,14 @@ mod tests {
         assert_eq!((rollout.rows, rollout.group, rollout.tokens), (40, 10, Some(2048)));
         assert!(rollout.continues && !rollout.shared_prompt && !rollout.ahead && !rollout.grad);
         assert_eq!((update.rows, update.at_once, update.grad), (32, 8, true));
+    }
+
+    #[test]
+    fn plan_has_a_reference_where_a_kl_is_computed() {
+        let reference = |options: Value| planned(options).unwrap()[1].reference;
+        assert!(!reference(json!({"use_kl_loss": false, "add_token_level_kl": false})));
+        assert!(reference(json!({"use_kl_loss": true})));
+        assert!(reference(json!({"use_kl_loss": false, "add_token_level_kl": true})));
     }
 
     #[test]

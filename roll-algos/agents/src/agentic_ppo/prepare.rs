@@ -151,8 +151,8 @@ fn rewards_of_tokens(
     rewards::at_last_token(&sample_rewards, &whole.attention_mask)
 }
 
-/// Log-probabilities of the tokens of all samples, `[B, width - 1]`, under the model with or without its adapter. Each
-/// rank computes a share.
+/// Log-probabilities of the response tokens of all samples, `[B, width - 1]`, under the model with or without its
+/// adapter. Each rank computes a share.
 fn log_probs(
     config: &AgenticPpoConfig,
     ctx: &mut StepContext<'_>,
@@ -165,7 +165,8 @@ fn log_probs(
     for rows in by_episodes(samples, &own_share, config.micro_batch_size) {
         let evaluated = ConversationBatch::new(&rows.iter().map(|i| &samples[*i]).collect::<Vec<_>>(), width)?;
         let Batch { tokens, attention, .. } = &evaluated.batch;
-        let (stats, _) = language(ctx.model, NAME)?.evaluate(tokens, attention, adapter, Grad::Skip)?;
+        let model = language(ctx.model, NAME)?;
+        let (stats, _) = model.evaluate(tokens, attention, &evaluated.wanted, adapter, Grad::Skip)?;
         let log_probs = Grid::from_tensor("log-probabilities", &stats.log_probs)?;
         values.extend(evaluated.by_sample(&log_probs)?.values());
     }

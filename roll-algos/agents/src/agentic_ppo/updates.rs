@@ -129,7 +129,8 @@ fn pull(
 
     let evaluated = ConversationBatch::new(&chosen, width)?;
     let Batch { tokens, attention, .. } = &evaluated.batch;
-    let (stats, pullback) = language(ctx.model, NAME)?.evaluate(tokens, attention, Adapter::On, Grad::Record)?;
+    let model = language(ctx.model, NAME)?;
+    let (stats, pullback) = model.evaluate(tokens, attention, &evaluated.wanted, Adapter::On, Grad::Record)?;
     let log_probs = evaluated.by_sample(&Grid::from_tensor("log-probabilities", &stats.log_probs)?)?;
     let entropy = evaluated.by_sample(&Grid::from_tensor("entropies", &stats.entropy)?)?;
     let inputs = LossInputs {

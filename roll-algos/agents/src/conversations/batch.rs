@@ -9,7 +9,8 @@ use super::Tokens;
 
 /// The model's evaluation of B samples.
 pub(crate) struct Evaluated {
-    /// Log-probabilities and entropies, `[B, columns]`. Column t is the prediction of token t + 1.
+    /// Log-probabilities and entropies, `[B, columns]`: 0 of tokens that are not trained on. Column t is the prediction of
+    /// token t + 1.
     pub stats: TokenStats,
     /// Whether each prediction is trained on, `[B, columns]`.
     trained: Vec<bool>,
@@ -26,17 +27,19 @@ pub(crate) fn evaluate<T: Borrow<Tokens>>(
     grad: Grad,
 ) -> Result<Evaluated> {
     let width = samples.iter().map(|t| t.borrow().ids.len()).max().unwrap_or(0);
-    let (mut ids, mut mask, mut trained) = (Vec::new(), Vec::new(), Vec::new());
+    let (mut ids, mut mask, mut wanted, mut trained) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
     for tokens in samples.iter().map(Borrow::borrow) {
         let padding = width - tokens.ids.len();
         ids.extend(tokens.ids.iter().map(|id| i64::from(*id)).chain(std::iter::repeat_n(0, padding)));
         mask.extend(tokens.ids.iter().map(|_| 1u8).chain(std::iter::repeat_n(0, padding)));
+        let row = || tokens.train.iter().copied().chain(std::iter::repeat_n(false, padding));
+        wanted.extend(row().map(u8::from));
         // Column t is the prediction of token t + 1.
-        trained.extend(tokens.train.iter().copied().chain(std::iter::repeat_n(false, padding)).skip(1));
+        trained.extend(row().skip(1));
     }
     let shape = [samples.len(), width];
-    let (ids, mask) = (Tensor::new(ids, shape)?, Tensor::new(mask, shape)?);
-    let (stats, pullback) = model.evaluate(&ids, &mask, adapter, grad)?;
+    let (ids, mask, wanted) = (Tensor::new(ids, shape)?, Tensor::new(mask, shape)?, Tensor::new(wanted, shape)?);
+    let (stats, pullback) = model.evaluate(&ids, &mask, &wanted, adapter, grad)?;
     Ok(Evaluated { stats, trained, shape: [samples.len(), width.saturating_sub(1)], pullback })
 }
 

@@ -270,6 +270,7 @@ fn passes(options: &Options) -> Result<Passes> {
         at_once: config.micro_batch_size.saturating_mul(2),
         tokens: config.sequence_length,
         grad: true,
+        reference: !config.reference_free,
         ..TextPass::default()
     };
     Ok(Passes { texts: vec![update], reference_is_start: !config.reference_free, ..Passes::default() })

@@ -55,10 +55,11 @@ impl LinearKernel for Flex {
         (tensor(y, [shape.rows, shape.outputs]), inner)
     }
 
-    fn rows_forward(x: FlexTensor, weight: FlexTensor, bias: FlexTensor) -> FlexTensor {
+    fn rows_forward(x: FlexTensor, weight: FlexTensor, bias: Option<FlexTensor>) -> FlexTensor {
         let no_lora = None;
         let LinearShape { rows, inputs, outputs, .. } = shape_of(&x, &weight, no_lora);
-        let (x, weight, bias) = (Values::of(x), ContiguousWeight::of(weight), Values::of(bias));
+        let bias = Values::of(bias.unwrap_or_else(|| tensor(vec![0.0; outputs], [outputs])));
+        let (x, weight) = (Values::of(x), ContiguousWeight::of(weight));
         let stored = match weight.stored() {
             Weight::F32(values) => Stored::F32(values),
             Weight::Bf16(values) => Stored::Bf16(values),

@@ -1,6 +1,7 @@
 //! `x W^T` as dot products of rows, for weights in their storage format, and the product `d_y W` of its pullback.
 //!
-//! Both operands are contiguous along the inputs, so nothing is packed: a tile of 3 x 4 sums stays in registers.
+//! Both operands are contiguous along the inputs, so nothing is packed: a tile of 3 x 4 sums (6 x 4 on AVX-512) stays in
+//! registers.
 //! Weights that are not f32 are converted a few rows at a time, into memory that stays in the cache. Every sum has one
 //! order (eight partial sums over the inputs, then their sum, then the remaining inputs), so that the result of a row
 //! is bit-identical whatever the other rows and the number of threads are.
@@ -18,6 +19,8 @@ use crate::BlockMatrix;
 const LANES: usize = 8;
 /// Rows of x per register tile.
 const X_ROWS: usize = 3;
+/// Rows of x per register tile on AVX-512.
+const X_ROWS_512: usize = 6;
 /// Rows of W per register tile.
 const W_ROWS: usize = 4;
 /// Rows of W per register tile if x has one row, which leaves more registers.
@@ -113,22 +116,47 @@ fn compute_column_block(out: &mut ViewMut, x: &[f32], inputs: usize, weight: &[f
     }
     for first in (0..rows).step_by(cached_rows) {
         let end = (first + cached_rows).min(rows);
-        let mut o = 0;
-        while o < outputs {
-            let step = if o + W_ROWS <= outputs { W_ROWS } else { 1 };
-            for r in (first..end).step_by(X_ROWS) {
-                let rows_left = end - r;
-                match (rows_left, step) {
-                    (1, 1) => compute_tile::<1, 1>(out, x, inputs, weight, bias, [r, o]),
-                    (2, 1) => compute_tile::<2, 1>(out, x, inputs, weight, bias, [r, o]),
-                    (_, 1) => compute_tile::<X_ROWS, 1>(out, x, inputs, weight, bias, [r, o]),
-                    (1, _) => compute_tile::<1, W_ROWS>(out, x, inputs, weight, bias, [r, o]),
-                    (2, _) => compute_tile::<2, W_ROWS>(out, x, inputs, weight, bias, [r, o]),
-                    _ => compute_tile::<X_ROWS, W_ROWS>(out, x, inputs, weight, bias, [r, o]),
-                }
-            }
-            o += step;
+        let whole = outputs / W_ROWS * W_ROWS;
+        for o in (0..whole).step_by(W_ROWS) {
+            compute_tiles::<W_ROWS>(out, x, inputs, weight, bias, first..end, o);
         }
+        for o in whole..outputs {
+            compute_tiles::<1>(out, x, inputs, weight, bias, first..end, o);
+        }
+    }
+}
+
+/// Computes `O` columns of the result, from column `o`, in some rows.
+fn compute_tiles<const O: usize>(
+    out: &mut ViewMut,
+    x: &[f32],
+    inputs: usize,
+    weight: &[f32],
+    bias: &[f32],
+    rows: Range<usize>,
+    o: usize,
+) {
+    let is_wide = has_wide_dots::<X_ROWS_512, O>();
+    let mut r = rows.start;
+    while r < rows.end {
+        r += match rows.end - r {
+            X_ROWS_512.. if is_wide => {
+                compute_tile::<X_ROWS_512, O>(out, x, inputs, weight, bias, [r, o]);
+                X_ROWS_512
+            }
+            X_ROWS.. => {
+                compute_tile::<X_ROWS, O>(out, x, inputs, weight, bias, [r, o]);
+                X_ROWS
+            }
+            2 => {
+                compute_tile::<2, O>(out, x, inputs, weight, bias, [r, o]);
+                2
+            }
+            _ => {
+                compute_tile::<1, O>(out, x, inputs, weight, bias, [r, o]);
+                1
+            }
+        };
     }
 }
 
@@ -153,11 +181,74 @@ fn compute_tile<const R: usize, const O: usize>(
 /// Dot products of every row of x with every row of w; all rows must have one length.
 pub fn dots<const R: usize, const O: usize>(x: [&[f32]; R], w: [&[f32]; O]) -> [[f32; O]; R] {
     #[cfg(target_arch = "x86_64")]
+    if has_wide_dots::<R, O>() {
+        // SAFETY: the features were detected just now.
+        return unsafe { dots_avx512(x, w) };
+    }
+    #[cfg(target_arch = "x86_64")]
     if super::simd::has_avx2_fma() {
         // SAFETY: the features were detected just now.
         return unsafe { dots_avx2(x, w) };
     }
     dots_portable::<Portable, R, O>(x, w)
+}
+
+/// Whether [`dots`] of this tile use AVX-512. Tiles with fewer sums would wait for additions.
+fn has_wide_dots<const R: usize, const O: usize>() -> bool {
+    #[cfg(target_arch = "x86_64")]
+    return R >= X_ROWS && O.is_multiple_of(2) && super::simd::has_avx512() && super::simd::has_avx2_fma();
+    #[cfg(not(target_arch = "x86_64"))]
+    false
+}
+
+/// [`dots`] with AVX-512 intrinsics, of two rows of w at a time, one in each half of a register. Every sum has the order
+/// and so the bits of [`dots_avx2`].
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f,avx2,fma")]
+fn dots_avx512<const R: usize, const O: usize>(x: [&[f32]; R], w: [&[f32]; O]) -> [[f32; O]; R] {
+    use std::arch::x86_64::{
+        __m256, __m512, _mm_add_ps, _mm_add_ss, _mm_cvtss_f32, _mm_movehl_ps, _mm_shuffle_ps, _mm256_castpd_ps,
+        _mm256_castps_pd, _mm256_castps256_ps128, _mm256_extractf128_ps, _mm256_loadu_ps, _mm512_broadcast_f64x4,
+        _mm512_castpd_ps, _mm512_castpd256_pd512, _mm512_castps_pd, _mm512_castps512_ps256, _mm512_extractf64x4_pd,
+        _mm512_fmadd_ps, _mm512_insertf64x4, _mm512_setzero_ps,
+    };
+    let inputs = x[0].len();
+    assert!(O.is_multiple_of(2) && x.iter().chain(&w).all(|row| row.len() == inputs));
+    let whole = inputs / LANES * LANES;
+    // Of the pairs of rows of w, O / 2 are used.
+    let mut sums = [[_mm512_setzero_ps(); W_ROWS_FOR_ONE / 2]; R];
+    let mut k = 0;
+    while k < whole {
+        // SAFETY: eight numbers from `k` on are in bounds of every row, whose length is asserted above.
+        let load = |row: &[f32]| -> __m256 { unsafe { _mm256_loadu_ps(row.as_ptr().add(k)) } };
+        let mut pairs = [_mm512_setzero_ps(); W_ROWS_FOR_ONE / 2];
+        for pair in 0..O / 2 {
+            let [low, high] = [w[2 * pair], w[2 * pair + 1]].map(|row| _mm256_castps_pd(load(row)));
+            pairs[pair] = _mm512_castpd_ps(_mm512_insertf64x4::<1>(_mm512_castpd256_pd512(low), high));
+        }
+        for r in 0..R {
+            let a: __m512 = _mm512_castpd_ps(_mm512_broadcast_f64x4(_mm256_castps_pd(load(x[r]))));
+            for pair in 0..O / 2 {
+                sums[r][pair] = _mm512_fmadd_ps(a, pairs[pair], sums[r][pair]);
+            }
+        }
+        k += LANES;
+    }
+    let mut out = [[0.0; O]; R];
+    for r in 0..R {
+        for o in 0..O {
+            let both = sums[r][o / 2];
+            let eight = match o % 2 {
+                0 => _mm512_castps512_ps256(both),
+                _ => _mm256_castpd_ps(_mm512_extractf64x4_pd::<1>(_mm512_castps_pd(both))),
+            };
+            let four = _mm_add_ps(_mm256_castps256_ps128(eight), _mm256_extractf128_ps::<1>(eight));
+            let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
+            let sum = _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps::<1>(two, two)));
+            out[r][o] = (whole..inputs).fold(sum, |sum, k| x[r][k].mul_add(w[o][k], sum));
+        }
+    }
+    out
 }
 
 /// [`dots`] with AVX2 intrinsics: without them the compiler keeps fewer sums in registers.
@@ -323,6 +414,24 @@ mod tests {
             }
             let one_thread = rayon::ThreadPoolBuilder::new().num_threads(1).build().unwrap();
             assert_eq!(one_thread.install(|| forward(rows, inputs, &x, weight, &bias)), together);
+        }
+    }
+
+    #[cfg(target_arch = "x86_64")]
+    #[test]
+    fn avx512_has_the_bits_of_avx2() {
+        use crate::ops::kernels::simd;
+
+        if !(simd::has_avx512() && simd::has_avx2_fma()) {
+            roll_testing::skip!("the processor has no AVX-512");
+        }
+        for inputs in [0, 7, 8, 203, 576] {
+            let (x, w) = (noise(6 * inputs, 8), noise(4 * inputs, 9));
+            let x: [&[f32]; 6] = std::array::from_fn(|r| &x[r * inputs..][..inputs]);
+            let w: [&[f32]; 4] = std::array::from_fn(|o| &w[o * inputs..][..inputs]);
+            // SAFETY: the features were detected just now.
+            let (wide, narrow) = unsafe { (dots_avx512(x, w), dots_avx2(x, w)) };
+            assert_eq!(wide.map(|row| row.map(f32::to_bits)), narrow.map(|row| row.map(f32::to_bits)), "{inputs}");
         }
     }
 

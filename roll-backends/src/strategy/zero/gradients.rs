@@ -2,6 +2,7 @@
 //! ranks (see `overlap`), because ranks come to a bucket at different times.
 
 use std::borrow::Cow;
+use std::ops::Range;
 use std::sync::{Arc, Mutex};
 
 use roll_core::{Communicator, Error, Model, Result};
@@ -42,6 +43,11 @@ impl Gradients {
     /// Adds the gradients of `model` without a reduction, for a job of one rank, where the sums have the flat layout.
     pub(super) fn take(&self, model: &mut dyn Model) -> Result<()> {
         model.take_gradients(&mut lock(&self.sums))
+    }
+
+    /// Adds to some elements of the flat layout, for a job of one rank.
+    pub(super) fn add(&self, place: Range<usize>, values: &[f32]) {
+        lock(&self.sums)[place].iter_mut().zip(values).for_each(|(sum, value)| *sum += value);
     }
 
     pub(super) fn scale(&self, factor: f64) {

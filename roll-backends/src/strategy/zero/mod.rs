@@ -17,6 +17,7 @@
 mod device_tests;
 mod drift;
 mod gradients;
+mod local_sums;
 mod optimizer_state;
 mod options;
 mod parameter_access;
@@ -116,15 +117,15 @@ impl Strategy for Zero {
     }
 
     fn before_last_pull(&mut self, model: &mut dyn Model) -> Result<()> {
-        let overlaps = self.ranks.overlaps();
+        let delivers = self.ranks.world_size() == 1 || self.ranks.overlaps();
         let attached = self.attached()?;
         // The model needs parts, so that the gradients that are not delivered can be taken bucket by bucket.
-        if overlaps
-            && let Some(reducer) = attached.state.reducer()
+        if delivers
+            && let Some(receiver) = attached.state.receiver()
             && let Some(parts) = model.parts()
-            && parts.deliver_gradients(Some(reducer.clone()))
+            && parts.deliver_gradients(Some(receiver.sink()))
         {
-            reducer.open();
+            receiver.open();
         }
         Ok(())
     }
@@ -136,8 +137,8 @@ impl Strategy for Zero {
 
     fn discard(&mut self) {
         if let Some(attached) = &mut self.attached {
-            if let Some(reducer) = attached.state.reducer() {
-                reducer.close();
+            if let Some(receiver) = attached.state.receiver() {
+                receiver.close();
             }
             attached.state.clear();
         }

@@ -10,10 +10,11 @@ use std::borrow::Cow;
 use std::ops::Range;
 use std::sync::Arc;
 
-use roll_core::{AdamUpdate, Communicator, DeviceUpdates, Model, ParameterSpec, Result, StateDict};
+use roll_core::{AdamUpdate, Communicator, DeviceUpdates, GradientSink, Model, ParameterSpec, Result, StateDict};
 
 use super::ZeroOptions;
 use super::gradients::{BucketSums, Gradients};
+use super::local_sums::LocalSums;
 use super::parameter_access::ParameterAccess;
 use super::partition::{Bucket, Partition};
 use super::reducer::GradientReducer;
@@ -37,10 +38,50 @@ pub(super) struct HostSums {
     partition: Arc<Partition>,
     gradients: Arc<Gradients>,
     ranks: Arc<OverlappedRanks>,
-    /// Reduces the gradients of several ranks; `None` for a single rank.
-    reducer: Option<Arc<GradientReducer>>,
+    receiver: GradientReceiver,
     /// Whether every rank updates all parameters (stage 0), rather than its shards.
     updates_all: bool,
+}
+
+/// Takes the gradients that a model delivers during a backward pass, and those that it kept after it.
+pub(super) enum GradientReceiver {
+    /// Reduces them over several ranks.
+    Reducer(Arc<GradientReducer>),
+    /// Adds them to the sums of a single rank.
+    Local(Arc<LocalSums>),
+}
+
+impl GradientReceiver {
+    /// The sink of deliveries, which accepts nothing until it is opened.
+    pub(super) fn sink(&self) -> Arc<dyn GradientSink> {
+        match self {
+            Self::Reducer(reducer) => reducer.clone(),
+            Self::Local(sums) => sums.clone(),
+        }
+    }
+
+    /// Accepts gradients from now on, which must be the last ones of their parameters in this step.
+    pub(super) fn open(&self) {
+        match self {
+            Self::Reducer(reducer) => reducer.open(),
+            Self::Local(sums) => sums.open(),
+        }
+    }
+
+    /// Accepts no more gradients.
+    pub(super) fn close(&self) {
+        match self {
+            Self::Reducer(reducer) => reducer.close(),
+            Self::Local(sums) => sums.close(),
+        }
+    }
+
+    fn finish(&self, model: &mut dyn Model) -> Result<()> {
+        match self {
+            Self::Reducer(reducer) => reducer.finish(model),
+            Self::Local(sums) => sums.finish(model),
+        }
+    }
 }
 
 /// The arguments of an update. Gradients are multiplied by `scale` and by `clip`; sums in host memory have been
@@ -107,9 +148,9 @@ impl OptimizerState {
         }
     }
 
-    /// The reducer of the gradients of several ranks.
-    pub(super) fn reducer(&self) -> Option<&Arc<GradientReducer>> {
-        self.sums()?.reducer.as_ref()
+    /// The receiver of delivered gradients. `None` if they are summed on the parameters' device.
+    pub(super) fn receiver(&self) -> Option<&GradientReceiver> {
+        Some(&self.sums()?.receiver)
     }
 
     /// Takes the gradients of `model` and adds them to the sums.
@@ -215,21 +256,23 @@ impl HostSums {
     ) -> Self {
         let is_replicated = options.stage <= 1;
         let gradients = Arc::new(Gradients::new(partition.clone(), is_replicated));
-        let reducer = (ranks.world_size() > 1).then(|| {
+        let receiver = if ranks.world_size() > 1 {
             let service = ranks.register(gradients.clone());
-            Arc::new(GradientReducer::new(partition.clone(), specs, ranks.clone(), service))
-        });
+            let reducer = GradientReducer::new(partition.clone(), specs, ranks.clone(), service);
+            GradientReceiver::Reducer(Arc::new(reducer))
+        } else {
+            GradientReceiver::Local(Arc::new(LocalSums::new(gradients.clone(), specs)))
+        };
         let (partition, ranks) = (partition.clone(), ranks.clone());
-        Self { partition, gradients, ranks, reducer, updates_all: options.stage == 0 }
+        Self { partition, gradients, ranks, receiver, updates_all: options.stage == 0 }
     }
 
     fn accumulate(&self, model: &mut dyn Model) -> Result<()> {
-        let Some(reducer) = &self.reducer else { return self.gradients.take(model) };
         if let Some(parts) = model.parts() {
             let no_sink = None;
             parts.deliver_gradients(no_sink);
         }
-        reducer.finish(model)
+        self.receiver.finish(model)
     }
 
     /// The elements of a bucket that this rank updates, without padding.

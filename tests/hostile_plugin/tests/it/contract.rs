@@ -152,7 +152,7 @@ fn language(loaded: bool) -> String {
     let made = language.generate(&[tokens, vec![120], vec![121]], &sampling).unwrap();
     let given = Tensor::new(vec![120i64, 121, 122, 121, 120, 36], [2, 3]).unwrap();
     let mask = Tensor::new(vec![1u8, 1, 1, 1, 1, 0], [2, 3]).unwrap();
-    let (stats, pullback) = language.evaluate(&given, &mask, Adapter::On, Grad::Record).unwrap();
+    let (stats, pullback) = language.evaluate(&given, &mask, &mask, Adapter::On, Grad::Record).unwrap();
     assert_eq!(pullback.unwrap().pull(&Tensor::full([2, 2, 2], 0.5)).unwrap().shape(), [0]);
     let mut gradients = vec![0.0; model.parameter_count()];
     model.take_gradients(&mut gradients).unwrap();

@@ -71,7 +71,7 @@ fn evaluate(loaded: bool) -> f64 {
     let model = model.as_language().unwrap();
     let tokens = Tensor::new(vec![120i64, 121, 122, 121], [1, 4]).unwrap();
     let mask = Tensor::new(vec![1u8; 4], [1, 4]).unwrap();
-    microseconds(|| drop(model.evaluate(&tokens, &mask, Adapter::On, Grad::Skip).unwrap()))
+    microseconds(|| drop(model.evaluate(&tokens, &mask, &mask, Adapter::On, Grad::Skip).unwrap()))
 }
 
 /// A step of two samples; model, reward and strategy are linked: 84 calls back.
