@@ -287,8 +287,8 @@ fn preferences_change_the_answer_and_are_validated() {
     assert!(value(last, "rewards/accuracy") == 1.0 && value(last, "actor/loss") < 0.6, "{last}");
     let validated: Vec<&Value> = rows.iter().filter(|row| row["val/rewards/accuracy"].is_number()).collect();
     assert!(validated.len() >= 3, "{rows:?}");
-    let [begin, end] = [validated[0], validated[validated.len() - 1]].map(|row| value(row, "val/rewards/margin"));
-    assert!(end > begin, "{validated:?}");
+    let [begin, end] = [validated[0], validated[validated.len() - 1]].map(|row| value(row, "val/rewards/accuracy"));
+    assert_eq!((begin, end), (0.5, 1.0), "{validated:?}");
     let page = std::fs::read_to_string(dir.path().join("run/report.html")).unwrap();
     assert!(page.contains("Pairs whose chosen answer has the larger reward"), "{page}");
 }

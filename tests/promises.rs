@@ -11,7 +11,7 @@ use crate::program::root;
 /// A part of the page, and the tests of what it says: `FILE::NAME`, or the directory of a parity case.
 type Promise = (&'static str, &'static [&'static str]);
 
-const PROMISES: [Promise; 51] = [
+const PROMISES: [Promise; 52] = [
     (
         "back-propagates a differentiable reward through the VAE decoder",
         &["tests/reward_fl_gradient.rs::score_gradients_match_finite_differences", "tests/fixtures/reward_fl_step"],

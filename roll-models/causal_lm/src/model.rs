@@ -357,7 +357,7 @@ mod tests {
 
     #[test]
     fn the_start_of_training_is_a_policy_of_its_own() {
-        let mut policy = policy();
+        let mut policy = policy(&adapters());
         let log_probs = |policy: &mut CausalLm, adapter: Adapter| {
             let tokens = Tensor::new(vec![1i64, 5, 3, 7], [1, 4]).unwrap();
             let mask = Tensor::new(vec![1u8; 4], [1, 4]).unwrap();

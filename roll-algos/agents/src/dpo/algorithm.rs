@@ -63,7 +63,7 @@ impl Dpo {
     }
 
     /// Makes the algorithm from its options, and reads the files that they name.
-    fn open(config: DpoConfig, context: &BuildContext) -> Result<Self> {
+    pub(super) fn open(config: DpoConfig, context: &BuildContext) -> Result<Self> {
         let Some(path) = &config.data else {
             let problem = "no data are named: give a file of JSON lines, each with `prompt`, `chosen` and `rejected`";
             return Err(Error::config("algo.data", problem));

@@ -1,5 +1,6 @@
 //! Metrics of evaluated pairs.
 
+use std::cmp::Ordering;
 use std::collections::BTreeMap;
 
 use roll_core::{Communicator, Result};
@@ -18,12 +19,16 @@ pub(super) struct Outcome {
 }
 
 /// The metrics of the pairs of all ranks, of which `own` are of this rank: the mean loss under the name `loss`, means of
-/// rewards and log-probabilities, the fraction of pairs whose chosen answer has the larger reward, and the number of
-/// tokens. `None` without pairs.
+/// rewards and log-probabilities, the fraction of pairs whose chosen answer has the larger reward (equal rewards count half), and the number
+/// of tokens. `None` without pairs.
 pub(super) fn metrics(loss: &str, own: &[Outcome], ranks: &dyn Communicator) -> Result<Option<BTreeMap<String, f64>>> {
     let row = |outcome: &Outcome| {
         let ([chosen, rejected], [log_p_chosen, log_p_rejected]) = (outcome.loss.rewards, outcome.log_probs);
-        let is_right = f64::from(u8::from(chosen > rejected));
+        let is_right = match chosen.partial_cmp(&rejected) {
+            Some(Ordering::Greater) => 1.0,
+            Some(Ordering::Equal) => 0.5,
+            _ => 0.0,
+        };
         let tokens = outcome.tokens as f64;
         [outcome.loss.value, chosen, rejected, chosen - rejected, is_right, log_p_chosen, log_p_rejected, tokens]
     };

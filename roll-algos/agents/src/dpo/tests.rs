@@ -1,7 +1,6 @@
 //! The whole algorithm on a model that can be differentiated by hand.
 
 #![allow(clippy::unwrap_used)]
-use std::collections::BTreeMap;
 use std::time::Duration;
 
 use roll_backends::strategy::{Zero, ZeroOptions};
@@ -10,6 +9,7 @@ use roll_core::{
     StepContext, StepReport, Strategy, ThreadRanks,
 };
 use roll_step::update::OnNonfinite;
+use roll_testing::training::{Run, agreed, assert_same_runs};
 use roll_testing::{Bigram, Descent};
 use serde_json::{Value, json};
 
@@ -197,7 +197,7 @@ fn the_gradient_of_a_step_matches_differences_of_its_loss() {
 }
 
 /// Trains for two passes on several ranks, and returns parameters and metrics.
-fn train(config: &DpoConfig, ranks: usize) -> (Vec<f32>, Vec<BTreeMap<String, f64>>) {
+fn train(config: &DpoConfig, ranks: usize) -> Run {
     let data = preferences_of(&rows());
     let results = ThreadRanks::run(ranks, Duration::from_secs(60), |ranks| {
         let mut strategy = Zero::new(ZeroOptions::default(), ranks.clone())?;
@@ -210,12 +210,9 @@ fn train(config: &DpoConfig, ranks: usize) -> (Vec<f32>, Vec<BTreeMap<String, f6
             let report = step(&mut dpo, number, &mut model, &mut strategy, 0.05)?;
             metrics.push(report.metrics.into_iter().filter(|(name, _)| !name.starts_with("time/")).collect());
         }
-        Ok((model.logits, metrics))
+        Ok(Run { parameters: model.logits, metrics })
     });
-    let mut results = results.into_iter().map(Result::unwrap);
-    let first = results.next().unwrap();
-    assert!(results.all(|other| other == first), "the ranks disagree");
-    first
+    agreed(results)
 }
 
 #[test]
@@ -225,7 +222,7 @@ fn results_do_not_depend_on_ranks_or_micro_batches() {
         let expected = train(&config, 1);
         for (ranks, micro_batch_size) in [(1, 1), (1, 4), (2, 3), (4, 1)] {
             let found = train(&DpoConfig { micro_batch_size, ..config.clone() }, ranks);
-            roll_testing::training::assert_same_runs(&found, &expected, 1e-5, 1e-5);
+            assert_same_runs(&found, &expected, 1e-5, 1e-5);
         }
     }
 }
@@ -285,15 +282,17 @@ fn pairs_that_are_too_long_are_left_out_and_counted() {
 
 #[test]
 fn a_loss_that_is_not_finite_changes_nothing() {
-    let mut dpo = Dpo::new(DpoConfig { batch_size: 8, ..DpoConfig::default() }, preferences_of(&rows())).unwrap();
     let (mut model, mut strategy) = (model(), Descent::default());
     model.logits['x' as usize * 128 + 'y' as usize] = f32::NEG_INFINITY;
     let before = model.logits.clone();
-    let report = step(&mut dpo, 0, &mut model, &mut strategy, 0.1).unwrap();
-    assert!(!report.applied && model.logits == before);
-    dpo.config.on_nonfinite = OnNonfinite::Stop;
-    let error = step(&mut dpo, 1, &mut model, &mut strategy, 0.1).unwrap_err();
+    let mut report = |on_nonfinite| {
+        let config = DpoConfig { batch_size: 8, on_nonfinite, ..DpoConfig::default() };
+        step(&mut Dpo::new(config, preferences_of(&rows())).unwrap(), 0, &mut model, &mut strategy, 0.1)
+    };
+    assert!(!report(OnNonfinite::Skip).unwrap().applied);
+    let error = report(OnNonfinite::Stop).unwrap_err();
     assert!(matches!(error, Error::NonFinite { .. }), "{error}");
+    assert_eq!(model.logits, before);
 }
 
 #[test]
@@ -302,6 +301,8 @@ fn a_preference_is_learnt_and_holds_for_prompts_that_were_not_trained_on() {
     let rows = |prompts: &str| -> Vec<Value> { prompts.chars().map(|p| row(&p.to_string(), "xy", "xz")).collect() };
     for config in forms() {
         let config = DpoConfig { batch_size: 2, ..config };
+        // A policy that is the reference has equal rewards.
+        let accuracy = if config.reference_free { 0.0 } else { 0.5 };
         let mut dpo =
             Dpo::new(config, preferences_of(&rows("abcdef"))).unwrap().validating(preferences_of(&rows("gh")));
         // At first the model prefers the other answer, and so does its reference.
@@ -312,7 +313,7 @@ fn a_preference_is_learnt_and_holds_for_prompts_that_were_not_trained_on() {
         let validate =
             |dpo: &mut Dpo, model: &mut Bigram| dpo.validate(0, model, &Noise::new(1), &Silent).unwrap().unwrap();
         let before = validate(&mut dpo, &mut model);
-        assert_eq!(before.metrics["val/rewards/accuracy"], 0.0);
+        assert_eq!(before.metrics["val/rewards/accuracy"], accuracy);
         assert_eq!((before.records.len(), &before.records[0]["wanted"]), (2, &json!("xy$")));
         let mut strategy = Descent::default();
         for number in 0..30 {
