@@ -45,6 +45,7 @@ GROUPS = ["algo.num_inference_steps=4", "algo.group_size=3", *REWARD]
 WORLD = ["algo.num_env_groups=2", "algo.group_size=4", "algo.max_actions_per_traj=3", "algo.val_batch_size=4",
          "training.learning_rate=1e-3"]
 TALK = ["algo.data=talk.jsonl", "training.learning_rate=1e-3"]
+PAIRS = ["algo.data=pairs.jsonl", "training.learning_rate=1e-3"]
 ALL_WEIGHTS = ["model.lora_rank=0", "training.learning_rate=1e-4"]
 
 # Name, algorithm, settings.
@@ -76,6 +77,8 @@ RUNS = [
     ("agentic_ppo, all weights", "agentic_ppo", [*WORLD, *ALL_WEIGHTS]),
     ("sft", "sft", TALK),
     ("sft, all weights", "sft", [*TALK, *ALL_WEIGHTS]),
+    ("dpo", "dpo", PAIRS),
+    ("dpo, all weights", "dpo", [*PAIRS, *ALL_WEIGHTS]),
 ]
 # Number of ranks, and what the strategy is.
 RANKS = [
@@ -147,6 +150,9 @@ def make_world(roll, directory):
     talk = [{"messages": [{"role": "user", "content": f"{i}+1"}, {"role": "assistant", "content": str(i + 1)}]}
             for i in range(8)]
     (directory / "talk.jsonl").write_text("".join(json.dumps(row) + "\n" for row in talk))
+    pairs = [{"prompt": row["messages"][0]["content"], "chosen": row["messages"][1]["content"], "rejected": "at hole"}
+             for row in talk]
+    (directory / "pairs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in pairs))
 
 
 class Problem(Exception):
@@ -170,7 +176,7 @@ class Comparison:
         """Trains for two steps with a checkpoint each; returns the run directory."""
         self.number += 1
         out = self.directory / f"run{self.number}"
-        model = "causal_lm" if algorithm in ("agentic_ppo", "sft") else "wan2_2"
+        model = "causal_lm" if algorithm in ("agentic_ppo", "sft", "dpo") else "wan2_2"
         command = [roll, "run", "-q", "--algo", algorithm, "--model", model, "--out", out, "--steps", "2"]
         command += ["--backend", self.backend, *arguments]
         command += [word for setting in ["save_steps=1", *settings] for word in ("--set", setting)]

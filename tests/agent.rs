@@ -256,6 +256,45 @@ fn supervised_training_lowers_the_loss_and_its_weights_answer() {
 }
 
 #[test]
+fn preferences_change_the_answer_and_are_validated() {
+    let dir = tempfile::tempdir().unwrap();
+    let line = |prompt: &str, chosen: &str, rejected: &str| {
+        format!(r#"{{"prompt": "{prompt}", "chosen": "{chosen}", "rejected": "{rejected}"}}"#) + "\n"
+    };
+    let pairs: String = ["P_", "P__", "_P"].map(|map| line(map, "at goal", "at hole")).concat();
+    std::fs::write(dir.path().join("pairs.jsonl"), pairs + &line("P", "at", "at")).unwrap();
+    std::fs::write(dir.path().join("held.jsonl"), line("_P_", "at goal", "at hole")).unwrap();
+    let mut arguments = vec!["run", "--algo", "dpo", "--model", "causal_lm", "--out", "run", "--steps", "15"];
+    for setting in [
+        "algo.data=pairs.jsonl",
+        "algo.val_data=held.jsonl",
+        "algo.batch_size=3",
+        "evaluation.every=5",
+        "training.learning_rate=1e-2",
+    ] {
+        arguments.extend(["--set", setting]);
+    }
+    let output = roll(dir.path(), &arguments);
+    let messages = stderr_text(&output);
+    assert!(output.status.success(), "{messages}");
+    assert!(messages.contains("1 of 4 pairs are left out") && messages.contains("line 4"), "{messages}");
+    let rows = lines(&dir.path().join("run/metrics.jsonl"));
+    let value = |row: &Value, name: &str| row[name].as_f64().unwrap();
+    let steps: Vec<&Value> = rows.iter().filter(|row| row["actor/loss"].is_number()).collect();
+    let (first, last) = (steps[0], steps[14]);
+    // The policy of the first step is the reference.
+    assert!((value(first, "actor/loss") - 2f64.ln()).abs() < 1e-4, "{first}");
+    assert!(value(first, "rewards/margin").abs() < 1e-3 && value(last, "rewards/margin") > 0.1, "{first} {last}");
+    assert!(value(last, "rewards/accuracy") == 1.0 && value(last, "actor/loss") < 0.6, "{last}");
+    let validated: Vec<&Value> = rows.iter().filter(|row| row["val/rewards/accuracy"].is_number()).collect();
+    assert!(validated.len() >= 3, "{rows:?}");
+    let [begin, end] = [validated[0], validated[validated.len() - 1]].map(|row| value(row, "val/rewards/accuracy"));
+    assert_eq!((begin, end), (0.5, 1.0), "{validated:?}");
+    let page = std::fs::read_to_string(dir.path().join("run/report.html")).unwrap();
+    assert!(page.contains("Pairs whose chosen answer has the larger reward"), "{page}");
+}
+
+#[test]
 fn an_adapter_has_pefts_configuration_and_answers_alike_merged_or_not() {
     let dir = tempfile::tempdir().unwrap();
     let line = r#"{"messages": [{"role": "user", "content": "P_"}, {"role": "assistant", "content": "at goal"}]}"#;

@@ -10,7 +10,7 @@ use std::path::Path;
 use roll_agents::agentic_ppo::AgenticPpoConfig;
 use roll_agents::agentic_ppo::rollout::{EpisodePlan, play};
 use roll_agents::agentic_ppo::tools::ToolOptions;
-use roll_agents::sft::{TrainOn, conversations::Conversations};
+use roll_agents::conversations::{Conversations, TrainOn};
 use roll_causal_lm::{ChatTemplate, Tokenizer};
 use roll_core::{Environment, LanguageModel, Message, Noise, Observation, Result, Silent, Transition};
 use roll_testing::{Scripted, Texts};

@@ -24,6 +24,8 @@ enum Base {
     Fm,
     /// Supervised fine-tuning of the built-in language model.
     Sft,
+    /// DPO of the built-in language model.
+    Dpo,
     /// Agentic PPO with the built-in language model.
     Agent,
 }
@@ -53,6 +55,9 @@ impl Base {
             Self::Sft => {
                 vec!["algo.name=sft", "model.name=causal_lm", "algo.data=good.jsonl", "algo.batch_size=2"]
             }
+            Self::Dpo => {
+                vec!["algo.name=dpo", "model.name=causal_lm", "algo.data=pairs.jsonl", "algo.batch_size=2"]
+            }
             Self::Agent => AGENT.to_vec(),
         }
     }
@@ -79,6 +84,9 @@ const TAKEN: &[(Base, &[&str])] = &[
     (Base::Fl, &["evaluation.prompts=[{prompt: a, image: picture.png}]", "evaluation.train_samples=1"]),
     (Base::Fm, &["model.lora_rank=0"]),
     (Base::Sft, &["algo.data=mixed.jsonl"]),
+    (Base::Dpo, &[]),
+    (Base::Dpo, &["algo.ipo=true", "algo.val_data=pairs.jsonl"]),
+    (Base::Dpo, &["algo.reference_free=true", "algo.length_normalised=true", "algo.margin=1", "model.lora_rank=0"]),
     (Base::Fl, &["data.cache_dir=cache"]),
     (
         Base::Fl,
@@ -137,6 +145,9 @@ const REFUSED: &[(Base, &[&str])] = &[
     (Base::Fm, &["algo.min_timestep_boundary=1"]),
     (Base::Sft, &["algo.batch_size=3", "ranks=2", "strategy.name=zero"]),
     (Base::Sft, &["algo.sequence_length=2"]),
+    (Base::Dpo, &["algo.batch_size=3", "ranks=2", "strategy.name=zero"]),
+    (Base::Dpo, &["algo.sequence_length=2"]),
+    (Base::Dpo, &["algo.beta=0"]),
     (Base::Agent, &["algo.agent_template=hello"]),
     (Base::Agent, &["algo.agent_template='{nosuch} {observation}'"]),
     (Base::Agent, &["algo.sequence_length=4"]),
@@ -207,6 +218,9 @@ const REFUSED: &[(Base, &[&str])] = &[
     (Base::Sft, &["algo.data=nowhere.jsonl"]),
     (Base::Sft, &["algo.data=questions.jsonl"]),
     (Base::Sft, &["algo.val_data=questions.jsonl"]),
+    (Base::Dpo, &["algo.data=good.jsonl"]),
+    (Base::Dpo, &["algo.data=same.jsonl"]),
+    (Base::Dpo, &["data.metadata=good.jsonl"]),
     (Base::Sft, &["data.metadata=good.jsonl"]),
     (Base::Sft, &["evaluation.metadata=good.jsonl"]),
     (Base::Agent, &["data.metadata=good.jsonl"]),
@@ -271,6 +285,12 @@ fn world() -> World {
     let good = format!("{{\"messages\": [{question}, {answer}]}}\n");
     let bare = format!("{{\"messages\": [{question}]}}\n");
     write("good.jsonl", &good.repeat(2));
+    let pair = |rejected: &str| {
+        let pair = serde_json::json!({"prompt": "P_", "chosen": "at goal", "rejected": rejected});
+        format!("{pair}\n").repeat(2)
+    };
+    write("pairs.jsonl", &pair("at hole"));
+    write("same.jsonl", &pair("at goal"));
     write("mixed.jsonl", &format!("{good}{good}{bare}"));
     write("questions.jsonl", &bare.repeat(2));
     write("failing.sh", "while read line; do echo '{\"error\": \"no rows\"}'; done\n");

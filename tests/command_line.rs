@@ -66,6 +66,7 @@ fn examples_and_demos_have_no_idle_keys() {
         &["roll-cli/src/demo_agent.yaml", "roll-cli/src/demo_agent_env.yaml"],
         &["roll-cli/src/demo_flow_matching.yaml"],
         &["roll-cli/src/demo_sft.yaml"],
+        &["roll-cli/src/demo_dpo.yaml"],
         &["demo/agent/sft.yaml"],
     ] {
         let layers = files.iter().fold(ConfigLayers::new(), |layers, file| layers.text(file, &text(file)).unwrap());

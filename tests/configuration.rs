@@ -89,7 +89,7 @@ fn templates_of_all_algorithms_equal_the_demo() {
     let algorithms = registry.entries().iter().filter(|entry| entry.factory.kind() == Kind::Algorithm);
     for algorithm in algorithms.map(|entry| entry.name) {
         let world = World::new(0);
-        let model = if ["agentic_ppo", "sft"].contains(&algorithm) { "causal_lm" } else { "wan2_2" };
+        let model = if ["agentic_ppo", "sft", "dpo"].contains(&algorithm) { "causal_lm" } else { "wan2_2" };
         let named = ["--algo", algorithm, "--model", model];
         let template = world.done(&[&["config", "--template"], &named[..]].concat());
         std::fs::write(world.path("template.yaml"), &template).unwrap();
@@ -296,7 +296,7 @@ fn the_configuration_reference_is_up_to_date() {
 #[test]
 fn algorithms_on_language_models_have_learning_rates_of_their_own() {
     let world = World::new(0);
-    for (algorithm, rate) in [("sft", "0.0001"), ("agentic_ppo", "0.00001")] {
+    for (algorithm, rate) in [("sft", "0.0001"), ("dpo", "0.00001"), ("agentic_ppo", "0.00001")] {
         let listing = world.done(&["config", "--set", &format!("algo.name={algorithm}")]);
         let line = listing.lines().find(|line| line.starts_with("training.learning_rate:")).unwrap();
         assert_eq!(line.split_whitespace().nth(1), Some(rate), "{algorithm}");

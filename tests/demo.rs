@@ -84,7 +84,8 @@ fn suggests_the_model_that_an_algorithm_trains() {
     for (arguments, parts) in [
         (["--algo", "agentic_ppo"], ["trains language models", "`--model causal_lm`"]),
         (["--algo", "sft"], ["trains language models", "`--model causal_lm`"]),
-        (["--model", "causal_lm"], ["trains video models", "agentic_ppo, sft"]),
+        (["--algo", "dpo"], ["trains language models", "`--model causal_lm`"]),
+        (["--model", "causal_lm"], ["trains video models", "agentic_ppo, sft, dpo"]),
     ] {
         fails(&roll_run(dir.path(), &arguments), 2, &parts);
     }

@@ -23,7 +23,7 @@ const MACHINE: [&str; 6] = ["--on", "1x24", "--tflops", "1", "--host-memory", "6
 type Case = (&'static str, &'static [&'static str]);
 
 /// Configurations that are complete without other files than those of the repository and of a [`World`].
-const COMPLETE: [Case; 12] = [
+const COMPLETE: [Case; 13] = [
     ("short", &["ROOT/examples/short.yaml"]),
     (
         "reward_fl_clip",
@@ -35,6 +35,7 @@ const COMPLETE: [Case; 12] = [
     ("demo-flow_matching", &["--algo", "flow_matching"]),
     ("demo-agentic_ppo", &["--algo", "agentic_ppo", "--model", "causal_lm"]),
     ("demo-sft", &["--algo", "sft", "--model", "causal_lm"]),
+    ("demo-dpo", &["--algo", "dpo", "--model", "causal_lm"]),
     ("demo-agent-critic", &["--algo", "agentic_ppo", "--model", "causal_lm", "--set", "algo.adv_estimator=gae"]),
     ("slippery", &["ROOT/demo/agent/slippery.yaml"]),
     ("sft-from-scratch", &["ROOT/demo/agent/sft.yaml"]),

@@ -222,16 +222,19 @@ fn language_models_in_every_environment_and_on_conversations_are_accepted() {
     let process = format!("env.command=python3 {}", root.join("examples/environment/guess_number.py").display());
     let data = format!("algo.data={}", root.join("demo/assets/conversations.jsonl").display());
     let sft = ["algo.name=sft", data.as_str()];
-    let rows: [(&str, &[&str]); 5] = [
+    let pairs = format!("algo.data={}", root.join("demo/assets/preferences.jsonl").display());
+    let dpo = ["algo.name=dpo", pairs.as_str()];
+    let rows: [(&str, &[&str]); 6] = [
         ("frozen_lake", &["env.name=frozen_lake"]),
         ("sokoban", &["env.name=sokoban"]),
         ("process", &["env.name=process", &process]),
         ("mixed", &["env.name=mixed", "env.worlds={small: {name: frozen_lake}}"]),
         ("sft", &sft),
+        ("dpo", &dpo),
     ];
     for (name, values) in rows {
         let mut all = vec!["algo.name=agentic_ppo", "model.model_path=lm", "algo.agent_system_template="];
-        if name == "sft" {
+        if ["sft", "dpo"].contains(&name) {
             all = vec!["model.model_path=lm"];
         }
         all.extend(values);

@@ -31,6 +31,8 @@ mod causal_lm;
 mod diffusion_nft_loss;
 #[path = "parity/dit.rs"]
 mod dit;
+#[path = "parity/dpo_loss.rs"]
+mod dpo_loss;
 #[path = "parity/exact.rs"]
 mod exact;
 #[path = "parity/face_tools.rs"]
@@ -105,6 +107,7 @@ const KINDS: &[(&str, On, Run)] = &[
     ("awm_loss", On::Host, awm_loss::run),
     ("diffusion_nft_loss", On::Host, diffusion_nft_loss::run),
     ("dit", On::DevicesAndDTypes, dit::run),
+    ("dpo_loss", On::Host, dpo_loss::run),
     ("face_tools", On::Devices, face_tools::run),
     ("flow_grpo_advantages", On::Host, flow_grpo_advantages::run),
     ("flow_grpo_loss", On::Host, flow_grpo_loss::run),

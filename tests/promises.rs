@@ -11,7 +11,7 @@ use crate::program::root;
 /// A part of the page, and the tests of what it says: `FILE::NAME`, or the directory of a parity case.
 type Promise = (&'static str, &'static [&'static str]);
 
-const PROMISES: [Promise; 51] = [
+const PROMISES: [Promise; 52] = [
     (
         "back-propagates a differentiable reward through the VAE decoder",
         &["tests/reward_fl_gradient.rs::score_gradients_match_finite_differences", "tests/fixtures/reward_fl_step"],
@@ -181,6 +181,14 @@ const PROMISES: [Promise; 51] = [
         &[
             "tests/agent.rs::supervised_training_lowers_the_loss_and_its_weights_answer",
             "tests/resume.rs::resume_of_supervised_training_is_bit_exact",
+        ],
+    ),
+    (
+        "pairs of answers, of which one is preferred (DPO, IPO, SimPO)",
+        &[
+            "tests/fixtures/dpo_loss",
+            "roll-algos/agents/src/dpo/tests.rs::a_preference_is_learnt_and_holds_for_prompts_that_were_not_trained_on",
+            "tests/resume.rs::resume_of_preferences_is_bit_exact",
         ],
     ),
     (

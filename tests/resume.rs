@@ -235,6 +235,40 @@ fn resume_of_supervised_training_is_bit_exact() {
     assert_ne!(metrics[0]["actor/loss"], metrics[5]["actor/loss"]);
 }
 
+/// Writes seven pairs to `pairs.jsonl`.
+fn write_preferences(world: &World) {
+    let line = |i: usize| {
+        let [prompt, chosen, rejected] = [format!("P_ {i}"), "at goal".into(), format!("at {}", i * i)];
+        serde_json::json!({ "prompt": prompt, "chosen": chosen, "rejected": rejected }).to_string() + "\n"
+    };
+    std::fs::write(world.path("pairs.jsonl"), (0..7).map(line).collect::<String>()).unwrap();
+}
+
+#[test]
+fn resume_of_preferences_is_bit_exact() {
+    let world = World::new(0);
+    write_preferences(&world);
+    // Two passes and a half: after the resume, the reference of earlier pairs is that of the checkpoint.
+    let settings = [
+        "steps=6",
+        "save_steps=3",
+        "algo.data=pairs.jsonl",
+        "algo.val_data=pairs.jsonl",
+        "algo.batch_size=3",
+        "algo.micro_batch_size=2",
+        "training.learning_rate=1e-2",
+    ];
+    for out in ["uninterrupted", "cut_off"] {
+        let output = language(&world, "dpo", out, &settings).output().unwrap();
+        assert!(output.status.success(), "{}", stderr_text(&output));
+    }
+    remove_the_end(&world.path("cut_off"), "step-000006");
+    world.done(&["run", "--resume", "cut_off"]);
+    assert_alike(&world, "cut_off", "uninterrupted", 6, &["adapter_model.safetensors", OPTIMIZER]);
+    let metrics = world.metrics("uninterrupted");
+    assert_ne!(metrics[0]["actor/loss"], metrics[5]["actor/loss"]);
+}
+
 #[test]
 fn a_longer_run_keeps_the_first_evaluation() {
     let world = World::new(3);
@@ -284,7 +318,7 @@ fn video(world: &World, out: &str, algorithm: &[&str]) -> Command {
 }
 
 /// Every algorithm, and one on three ranks.
-const KILLED: [KilledRun; 7] = [
+const KILLED: [KilledRun; 8] = [
     KilledRun { name: "reward_fl", command: |world, out| video(world, out, &REWARD_FL), files: COMPARED },
     KilledRun { name: "flow_matching", command: |world, out| video(world, out, &FLOW_MATCHING), files: COMPARED },
     KilledRun { name: "diffusion_nft", command: |world, out| video(world, out, &DIFFUSION_NFT), files: COMPARED },
@@ -299,6 +333,14 @@ const KILLED: [KilledRun; 7] = [
         command: |world, out| {
             let data = ["algo.data=talk.jsonl", "algo.batch_size=3", "training.learning_rate=1e-3"];
             language(world, "sft", out, &[&LANGUAGE[..], &data].concat())
+        },
+        files: PEFT,
+    },
+    KilledRun {
+        name: "dpo",
+        command: |world, out| {
+            let data = ["algo.data=pairs.jsonl", "algo.batch_size=3", "training.learning_rate=1e-3"];
+            language(world, "dpo", out, &[&LANGUAGE[..], &data].concat())
         },
         files: PEFT,
     },
@@ -353,6 +395,7 @@ fn resume_after_a_kill_at_any_instant_is_bit_exact() {
     let kills: usize = std::env::var("ROLL_KILLS").ok().and_then(|n| n.parse().ok()).unwrap_or(6);
     let world = World::new(3);
     write_conversations(&world);
+    write_preferences(&world);
     let seed = std::process::id();
     eprintln!("seed {seed}");
     let mut random = ChaCha8Rng::seed_from_u64(seed.into());

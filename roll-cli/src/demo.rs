@@ -32,6 +32,8 @@ const MARKER_FILE: &str = "wan22_paths.json";
 const CLIPS_CONFIG: &str = include_str!("demo_flow_matching.yaml");
 /// The configuration of supervised fine-tuning on the demo's conversations.
 const CONVERSATIONS_CONFIG: &str = include_str!("demo_sft.yaml");
+/// The configuration of DPO on the demo's preferences.
+const PREFERENCES_CONFIG: &str = include_str!("demo_dpo.yaml");
 
 /// The configuration of the agent.
 const AGENT_CONFIG: &str = include_str!("demo_agent.yaml");
@@ -62,7 +64,10 @@ pub fn layers(user: &MergedConfig) -> Result<Option<ConfigLayers>> {
         (_, Some((_, config))) if is_video_demo => (faces(user, config)?, VIDEO_ON_GPU),
         ("flow_matching", _) if is_video_demo => (clips()?, VIDEO_ON_GPU),
         ("sft", _) if names_model_alone(LANGUAGE.model, &["model.model_path", "algo.data"]) => {
-            (conversations()?, LANGUAGE_ON_GPU)
+            (texts(CONVERSATIONS_CONFIG, "conversations.jsonl")?, LANGUAGE_ON_GPU)
+        }
+        ("dpo", _) if names_model_alone(LANGUAGE.model, &["model.model_path", "algo.data"]) => {
+            (texts(PREFERENCES_CONFIG, "preferences.jsonl")?, LANGUAGE_ON_GPU)
         }
         ("agentic_ppo", _) if names_model_alone(LANGUAGE.model, &["model.model_path"]) => {
             (agent(user)?, LANGUAGE_ON_GPU)
@@ -91,7 +96,7 @@ struct ModelKind {
 
 const VIDEO: ModelKind =
     ModelKind { algorithms: &["reward_fl", "diffusion_nft", "flow_grpo", "flow_matching"], model: "wan2_2" };
-const LANGUAGE: ModelKind = ModelKind { algorithms: &["agentic_ppo", "sft"], model: "causal_lm" };
+const LANGUAGE: ModelKind = ModelKind { algorithms: &["agentic_ppo", "sft", "dpo"], model: "causal_lm" };
 
 /// Why a configuration does not ask for a demo although it lacks something that only a demo would bring. The variants
 /// hold the reason in words.
@@ -169,14 +174,15 @@ fn clips() -> Result<ConfigLayers> {
     text_in("the demo", CLIPS_CONFIG, &directory)
 }
 
-/// The demo of supervised fine-tuning, on conversations from the agent's environment.
-fn conversations() -> Result<ConfigLayers> {
+/// The demo of an algorithm on texts from the agent's environment: its configuration, and the name of the file with the
+/// texts.
+fn texts(config: &str, file: &str) -> Result<ConfigLayers> {
     let directory = directory()?;
     tracing::info!(
         "no model and no data are named: this is the demo, with the built-in small language model, on {}",
-        directory.join("conversations.jsonl").display()
+        directory.join(file).display()
     );
-    text_in("the demo", CONVERSATIONS_CONFIG, &directory)
+    text_in("the demo", config, &directory)
 }
 
 /// A configuration in whose text `DEMO` means `directory`. `name` is its origin in messages.

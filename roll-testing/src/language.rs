@@ -39,6 +39,10 @@ pub struct Bigram {
     pub refuses_system: bool,
     /// Number of prompts of each call of `generate`.
     pub calls: Vec<usize>,
+    /// Logits of the reference policy, without the adapter; `None`: they are those of the policy in training.
+    pub reference: Option<Vec<f32>>,
+    /// Number of rows that the reference policy has evaluated.
+    pub referred: usize,
 }
 
 impl Default for Bigram {
@@ -54,6 +58,8 @@ impl Default for Bigram {
             fails: false,
             refuses_system: false,
             calls: Vec::new(),
+            reference: None,
+            referred: 0,
         }
     }
 }
@@ -203,12 +209,21 @@ impl LanguageModel for Bigram {
     fn evaluate(
         &mut self,
         tokens: &Tensor,
-        _mask: &Tensor,
+        mask: &Tensor,
         wanted: &Tensor,
-        _adapter: Adapter,
+        adapter: Adapter,
         _grad: Grad,
     ) -> Result<(TokenStats, Option<Pullback>)> {
         let (rows, columns) = (tokens.shape()[0], tokens.shape()[1]);
+        if adapter != Adapter::On {
+            self.referred += rows;
+            if let Some(reference) = self.reference.take() {
+                let trained = std::mem::replace(&mut self.logits, reference);
+                let evaluated = self.evaluate(tokens, mask, wanted, Adapter::On, Grad::Skip);
+                self.reference = Some(std::mem::replace(&mut self.logits, trained));
+                return evaluated;
+            }
+        }
         let ids: Vec<usize> = tokens.as_slice::<i64>()?.iter().map(|t| *t as usize).collect();
         let wanted = wanted.to_f32_vec();
         let wanted: Vec<bool> =

@@ -1,10 +1,11 @@
 //! Conversations about FrozenLake. The player reads the map aloud and then plays badly.
 
 use rand::seq::IndexedRandom;
+use rand::{Rng, RngCore};
 use roll_agents::environments::FrozenLake;
 use roll_agents::environments::frozen_lake::FrozenLakeOptions;
-use roll_core::{Noise, Purpose, Result};
-use serde_json::Value;
+use roll_core::{Environment, Noise, Purpose, Result};
+use serde_json::{Value, json};
 
 use crate::Player;
 use crate::episode::{self, goes_away};
@@ -31,9 +32,40 @@ pub fn conversations(noise: &Noise, index: u64, player: Player) -> Result<Vec<Va
             }
         };
         let action = choices.choose(rng).copied().unwrap_or(MOVES[0]);
-        format!("<think>{seen}</think><answer>{action}</answer>")
+        answer(&seen, action)
     })?;
     Ok(vec![episode::conversation(&messages)])
+}
+
+/// Returns the pair of answers to a map of episode `index` of FrozenLake: both read the map, and the preferred one moves
+/// towards the goal and into no hole. `None` if no such move exists where the player stands, after up to five moves at
+/// random.
+pub fn preference(noise: &Noise, index: u64) -> Result<Option<Value>> {
+    let mut rng = noise.generator(Purpose::Synthetic, 2, index);
+    let mut lake = FrozenLake::new(FrozenLakeOptions { is_slippery: false, ..FrozenLakeOptions::default() })?;
+    let mut map = lake.reset(rng.next_u64())?.text;
+    for _ in 0..rng.random_range(0..TURNS) {
+        let moves = safe(&reading(&map), &MOVES);
+        let action = moves.choose(&mut rng).copied().unwrap_or(MOVES[0]);
+        let next = lake.step(&answer(&reading(&map), action))?;
+        if next.terminated {
+            break;
+        }
+        map = next.observation.text;
+    }
+    let seen = reading(&map);
+    let away = against(&seen);
+    let opposite = |action: &str| MOVES[(MOVES.iter().position(|m| *m == action).unwrap_or(0) + 2) % MOVES.len()];
+    let towards: Vec<&str> = away.iter().map(|action| opposite(action)).collect();
+    let good = safe(&seen, &towards);
+    let bad: Vec<&str> = MOVES.into_iter().filter(|action| !good.contains(action)).collect();
+    Ok(good.choose(&mut rng).zip(bad.choose(&mut rng)).map(|(chosen, rejected)| {
+        json!({ "prompt": map, "chosen": answer(&seen, chosen), "rejected": answer(&seen, rejected) })
+    }))
+}
+
+fn answer(reading: &str, action: &str) -> String {
+    format!("<think>{reading}</think><answer>{action}</answer>")
 }
 
 /// Returns the moves that lead away from the goal according to `reading`.
@@ -98,6 +130,23 @@ mod tests {
         assert_eq!(safe("at 2 3, goal 4 1: down 2 left 2, holes left down", &MOVES), ["Right", "Up"]);
         assert_eq!(safe("at 2 3, goal 4 1: down 2 left 2, holes left down", &["Left"]), [""; 0]);
         assert_eq!(safe("at 1 2, goal 1 1: left 1, holes none", &MOVES), MOVES);
+    }
+
+    #[test]
+    fn the_preferred_move_leads_nearer_and_into_no_hole() {
+        let noise = Noise::new(1);
+        let pairs: Vec<Value> = (0..200).filter_map(|i| preference(&noise, i).unwrap()).collect();
+        assert!(pairs.len() > 150, "{}", pairs.len());
+        for pair in pairs {
+            let text = |key: &str| pair[key].as_str().unwrap();
+            let seen = reading(text("prompt"));
+            let action = |key: &str| text(key).split("<answer>").nth(1).unwrap().replace("</answer>", "");
+            assert!([text("chosen"), text("rejected")].iter().all(|answer| answer.contains(&seen)));
+            let (way, holes) = seen.split_once(", holes").unwrap();
+            let leads = |action: &str| way.contains(&format!("{} ", action.to_lowercase()));
+            let is_good = |action: &str| leads(action) && !holes.contains(&action.to_lowercase());
+            assert!(is_good(&action("chosen")) && !is_good(&action("rejected")), "{pair}");
+        }
     }
 
     #[test]

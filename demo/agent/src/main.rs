@@ -62,6 +62,18 @@ enum Command {
         #[arg(long, default_value_t = 0)]
         seed: u64,
     },
+    /// Write pairs of answers to maps of FrozenLake, of which one is preferred.
+    Prefer {
+        /// File to write.
+        #[arg(default_value = "target/demo-agent/preferences.jsonl")]
+        file: PathBuf,
+        /// Number of pairs.
+        #[arg(long, default_value_t = 512)]
+        pairs: usize,
+        /// Seed of the maps.
+        #[arg(long, default_value_t = 0)]
+        seed: u64,
+    },
     /// Replace the built-in weights by trained weights, rounded to bf16.
     Install {
         /// `model.safetensors` of a checkpoint.
@@ -112,6 +124,11 @@ fn run(command: &Command) -> Result<()> {
                 }
             }
             write(&work.join("conversations.jsonl"), &lines)
+        }
+        Command::Prefer { file, pairs, seed } => {
+            let noise = Noise::new(*seed);
+            let rows = (0..).map(|episode| lake::preference(&noise, episode)).filter_map(Result::transpose).take(*pairs);
+            write(file, &rows.map(|row| Ok(format!("{}\n", row?))).collect::<Result<String>>()?)
         }
         Command::Install { weights, work, out } => {
             std::fs::create_dir_all(out).map_err(Error::file("create the directory", out))?;

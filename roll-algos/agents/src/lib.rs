@@ -1,6 +1,6 @@
-//! Algorithms on language models, agentic PPO and supervised fine-tuning, and the environments that agents act in.
+//! Algorithms on language models, agentic PPO, supervised fine-tuning and DPO, and the environments that agents act in.
 //!
-//! *What it is for*: episodes and conversations, and the maths of training on them. *What it is not*: a trainer
+//! *What it is for*: episodes, conversations and preferences, and the maths of training on them. *What it is not*: a trainer
 //! (`roll-train` has checkpoints and metrics), and it imports no model.
 //!
 //! *What it may depend on*: `roll-core`, `roll-external` and `roll-step`. *Where to start reading*: [`agentic_ppo`],
@@ -10,6 +10,8 @@
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 pub mod agentic_ppo;
+pub mod conversations;
+pub mod dpo;
 pub mod environments;
 pub mod error;
 mod json_rows;

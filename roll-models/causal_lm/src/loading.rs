@@ -217,7 +217,9 @@ pub fn open(options: &CausalLmOptions, context: &BuildContext) -> Result<CausalL
     network.add_trainable(&trainable, &Noise::new(context.seed), &state).in_section("model")?;
     if let (Some(initial), Some(parameters)) = (&initial, network.parameters()) {
         let values = flat::from_state(parameters.specs(), &initial.parameters);
-        parameters.write(&values.while_doing(|| "`model.lora_checkpoint`".into())?)?;
+        let values = values.while_doing(|| "`model.lora_checkpoint`".into())?;
+        parameters.write(&values)?;
+        network.start_from(values);
     }
     let model = CausalLm::new(network, tokenizer, template).while_doing(reading)?;
     if let Some(problem) = unended_turn(&model) {

@@ -356,6 +356,25 @@ mod tests {
     }
 
     #[test]
+    fn the_start_of_training_is_a_policy_of_its_own() {
+        let mut policy = policy(&adapters());
+        let log_probs = |policy: &mut CausalLm, adapter: Adapter| {
+            let tokens = Tensor::new(vec![1i64, 5, 3, 7], [1, 4]).unwrap();
+            let mask = Tensor::new(vec![1u8; 4], [1, 4]).unwrap();
+            policy.evaluate(&tokens, &mask, &mask, adapter, Grad::Skip).unwrap().0.log_probs.to_f32_vec()
+        };
+        let (base, start) = (log_probs(&mut policy, Adapter::Off), log_probs(&mut policy, Adapter::On));
+        assert_eq!(log_probs(&mut policy, Adapter::Start), base, "training starts from the base");
+        let mut values = vec![0.0; policy.parameter_count()];
+        policy.read_parameters(&mut values).unwrap();
+        policy.network.start_from(values.clone());
+        values.iter_mut().for_each(|value| *value += 0.5);
+        policy.write_parameters(&values).unwrap();
+        assert_eq!(log_probs(&mut policy, Adapter::Start), start);
+        assert!(log_probs(&mut policy, Adapter::On) != start && log_probs(&mut policy, Adapter::Off) == base);
+    }
+
+    #[test]
     fn added_tokens_without_an_embedding_are_refused_where_a_text_has_them() {
         let with = |count: u32| {
             // The letters from a on, and a token after them.

@@ -1,7 +1,7 @@
 //! The network: hidden states, token statistics with their pullback, and one step of generation.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use burn_tensor::{DType, Device, Tensor as Burn};
 use roll_backends::{
@@ -26,11 +26,21 @@ pub struct Network {
     store: Arc<dyn WeightStore>,
     /// The trainable parameters: adapters, or a copy of every weight.
     parameters: Option<Parameters>,
+    /// Those of [`Adapter::Start`], if training starts from a file.
+    start: Option<Arc<Start>>,
     lora_scale: f64,
     /// Dtype of matrix products.
     products: DType,
     /// What a recorded pass keeps for its pullback.
     memory: Memory,
+}
+
+/// The trained parameters at the start of training.
+struct Start {
+    /// All values, in the order of the parameters.
+    values: Vec<f32>,
+    /// On the device, from the first pass that uses them.
+    uploaded: OnceLock<Parameters>,
 }
 
 impl Network {
@@ -75,7 +85,7 @@ impl Network {
 
     fn with_store(config: LmConfig, store: Resident) -> Self {
         let (store, products, memory) = (Arc::new(store), DType::F32, Memory::default());
-        Self { config, store, parameters: None, lora_scale: 1.0, products, memory }
+        Self { config, store, parameters: None, start: None, lora_scale: 1.0, products, memory }
     }
 
     /// Sets the dtype of matrix products: f32 (the default), or bf16 accumulated in f32. Logits are f32.
@@ -125,18 +135,35 @@ impl Network {
             let specs = trained.specs().to_vec();
             let mut flat = vec![0.0; specs.iter().map(ParameterSpec::len).sum()];
             trained.read(&mut flat)?;
-            let mut rest = flat.into_iter();
-            let values = specs.iter().map(|spec| rest.by_ref().take(spec.len()).collect()).collect();
-            Ok::<_, Error>(Parameters::new(specs, values, self.store.device()))
+            Ok::<_, Error>(self.upload(specs, &flat))
         };
         Ok(Self {
             config: self.config.clone(),
             store: self.store.clone(),
             parameters: self.parameters.as_ref().map(copied).transpose()?,
+            start: self.start.clone(),
             lora_scale: self.lora_scale,
             products: self.products,
             memory: self.memory,
         })
+    }
+
+    /// Sets the values of the trained parameters under [`Adapter::Start`], in the order of the parameters. Without them,
+    /// it is the same as [`Adapter::Off`].
+    pub fn start_from(&mut self, values: Vec<f32>) {
+        self.start = Some(Arc::new(Start { values, uploaded: OnceLock::new() }));
+    }
+
+    /// Creates parameters on the device from the values of all, one after another.
+    fn upload(&self, specs: Vec<ParameterSpec>, flat: &[f32]) -> Parameters {
+        let mut rest = flat;
+        let values = specs.iter().map(|spec| {
+            let (values, others) = rest.split_at(spec.len());
+            rest = others;
+            values.to_vec()
+        });
+        let values = values.collect();
+        Parameters::new(specs, values, self.store.device())
     }
 
     /// Architecture of the network.
@@ -282,18 +309,23 @@ impl Network {
         self.products
     }
 
-    /// Returns the present trainable parameters if the adapter is on. Fails if it is off and the frozen weights were
-    /// not kept.
+    /// Returns the trainable parameters that take part in a pass with `adapter`: the present ones, those at the start, or
+    /// none. Fails if there would be none and the frozen weights were not kept.
     pub(super) fn trainable(&self, adapter: Adapter) -> Result<Option<Snapshot>> {
-        if adapter == Adapter::On {
-            return Ok(self.parameters.as_ref().map(Parameters::snapshot));
+        let Some(parameters) = &self.parameters else { return Ok(None) };
+        match (adapter, &self.start) {
+            (Adapter::On, _) => Ok(Some(parameters.snapshot())),
+            (Adapter::Start, Some(start)) => {
+                let upload = || self.upload(parameters.specs().to_vec(), &start.values);
+                Ok(Some(start.uploaded.get_or_init(upload).snapshot()))
+            }
+            _ if self.store.shape(self.config.head_weight()).is_none() => {
+                let problem = "the weights that training starts from were not kept, because the algorithm's options \
+                               need no reference policy: it cannot be evaluated";
+                Err(Error::Unsupported(problem.into()))
+            }
+            (Adapter::Start, None) | (Adapter::Off, _) => Ok(None),
         }
-        if self.parameters.is_some() && self.store.shape(self.config.head_weight()).is_none() {
-            let problem = "the weights that training starts from were not kept, because the algorithm's options need no \
-                           reference policy: it cannot be evaluated";
-            return Err(Error::Unsupported(problem.into()));
-        }
-        Ok(None)
     }
 
     /// Returns the hidden states after the final norm, `[N, D]`, without recording them.

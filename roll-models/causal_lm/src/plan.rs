@@ -70,7 +70,7 @@ fn check(input: &PlanInput) -> Result<()> {
     }
     if input.passes.texts.is_empty() {
         let problem = "the algorithm does not say what it does with a language model, such as `causal_lm`: expected \
-                       `agentic_ppo` or `sft`; those that make videos train `wan2_2`";
+                       `agentic_ppo`, `sft` or `dpo`; those that make videos train `wan2_2`";
         return Err(Error::config("algo.name", problem));
     }
     Ok(())
@@ -193,6 +193,10 @@ impl<'a> MemoryPlan<'a> {
             item("", "frozen weights", [self.frozen, 0], frozen),
             item("", "trained parameters", [4 * n, 0], times(n, 4)),
         ];
+        if self.input.passes.reference_is_start && self.options.lora_checkpoint.is_some() {
+            // Read from the file, and on the device.
+            items.push(item("", "adapter at the start", [4 * n, 4 * n], times(n, 4)));
+        }
         items.extend(division.memory(n, self.ranks, self.gpu));
         for pass in &self.input.passes.texts {
             match pass {

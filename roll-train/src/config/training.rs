@@ -13,7 +13,7 @@ use crate::progress::counted;
 #[serde(default, deny_unknown_fields)]
 pub struct TrainingConfig {
     /// Highest learning rate of the schedule. Without it, 1e-4 for an adapter that learns from examples
-    /// (`flow_matching`, `sft`), 1e-5 for one that learns from rewards; a tenth of these for all weights
+    /// (`flow_matching`, `sft`), 1e-5 for one that learns from rewards or preferences; a tenth of these for all weights
     /// (`model.lora_rank: 0`).
     #[schemars(range(min = 0))]
     pub learning_rate: f64,

@@ -3,8 +3,6 @@
 //! loss = - sum over trained tokens of log p(token) / number of trained tokens of the step. Trained tokens are the
 //! tokens of the assistant's messages, or all tokens ([`TrainOn`]).
 
-pub mod conversations;
-mod rows;
 #[cfg(test)]
 mod tests;
 mod validation;
@@ -14,33 +12,21 @@ use std::sync::Arc;
 
 use roll_core::{
     Adapter, Algorithm, BuildContext, Communicator, Error, Grad, Headline, HeadlineFormat, LanguageModel, Model, Noise,
-    Options, OwnDataAlgorithm, Progress, Pullback, Result, ResultExt, RewardScorer, Samples, SingleRank, StepContext,
-    StepReport, Tensor, Validation,
+    Options, OwnDataAlgorithm, Progress, Result, RewardScorer, Samples, SingleRank, StepContext, StepReport,
+    TokenStats, Validation,
     keys::check_ranges,
     parse_options,
     plan::{Passes, TextPass},
 };
-use roll_step::AlgorithmError;
 use roll_step::stopwatch::Stopwatch;
 use roll_step::update::{self, OnNonfinite, language};
 
-use conversations::{Conversations, Tokens};
+use crate::conversations::{Conversations, Tokens, TrainOn, answers, batch, order};
 
 const NAME: &str = "sft";
 
 const TOKENIZE: &str = "time/tokenize";
 const TRAIN: &str = "time/step_train";
-
-/// Which tokens are trained on.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum TrainOn {
-    /// Tokens of the assistant's messages.
-    #[default]
-    Responses,
-    /// All tokens, also those of the template: pretraining.
-    All,
-}
 
 /// Options of the algorithm `sft`.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
@@ -155,9 +141,10 @@ impl Algorithm for Sft {
             return Err(Error::config("algo.batch_size", problem));
         }
         let model = language(model, NAME)?;
-        self.conversations.check("algo.data", &self.config, model)?;
+        let (train_on, limit) = (self.config.train_on, self.config.limit(model));
+        self.conversations.check("algo.data", train_on, limit, model)?;
         match &mut self.held_out {
-            Some(held_out) => held_out.check("algo.val_data", &self.config, model),
+            Some(held_out) => held_out.check("algo.val_data", train_on, limit, model),
             None => Ok(()),
         }
     }
@@ -188,10 +175,12 @@ impl Algorithm for Sft {
         let Some(held_out) = &self.held_out else { return Ok(None) };
         let ranks = self.ranks.as_ref();
         // Rank 0 answers first. The other ranks compute their part of the loss meanwhile, and wait in its sum.
-        let records = match ranks.rank().0 {
-            0 => validation::answers(&self.config, held_out, step, model, progress)?,
-            _ => Vec::new(),
-        };
+        let mut records = Vec::new();
+        // If all tokens are trained on, nothing is a prompt.
+        if ranks.rank().0 == 0 && self.config.train_on == TrainOn::Responses {
+            let model = language(model, NAME)?;
+            records = answers::answers(held_out, self.config.limit(model), step, model, progress)?;
+        }
         let metrics = validation::loss(&self.config, held_out, ranks, model, progress)?;
         Ok(Some(Validation { metrics, records, losses: Vec::new() }))
     }
@@ -208,6 +197,13 @@ struct Sums {
     entropy: f64,
 }
 
+impl Sums {
+    fn of(evaluated: &batch::Evaluated) -> Result<Self> {
+        let TokenStats { log_probs, entropy } = &evaluated.stats;
+        Ok(Self { negative_log_likelihood: -evaluated.sum(log_probs)?, entropy: evaluated.sum(entropy)? })
+    }
+}
+
 impl Sft {
     fn update(&mut self, ctx: &mut StepContext<'_>) -> Result<StepReport> {
         let mut watch = Stopwatch::new(ctx.progress, &[TOKENIZE, TRAIN]);
@@ -215,7 +211,7 @@ impl Sft {
         ctx.strategy.discard();
 
         watch.begin(TOKENIZE, None)?;
-        let rows = self.rows(ctx)?;
+        let rows = order::rows_of_step(ctx, self.conversations.len(), self.config.batch_size, self.config.shuffle);
         let mut batch = Vec::new();
         let model = language(ctx.model, NAME)?;
         let limit = self.config.limit(model);
@@ -273,79 +269,15 @@ impl Sft {
         report.metrics.extend(watch.seconds(&SingleRank)?);
         Ok(report)
     }
-
-    /// The conversations of this rank in this step. The passes over the data form one endless sequence, each pass in
-    /// its own order; a step takes the next `batch_size` conversations of it, and each rank a contiguous part of these.
-    fn rows(&self, ctx: &StepContext<'_>) -> Result<Vec<usize>> {
-        let (rank, ranks) = (ctx.strategy.ranks().all.rank().0, ctx.strategy.ranks().all.world_size());
-        let (count, share) = (self.conversations.len() as u64, (self.config.batch_size / ranks) as u64);
-        let first = ctx.step * self.config.batch_size as u64 + rank as u64 * share;
-        // The pass of the latest position and its order. Most positions are of the same pass.
-        let mut latest_order: Option<(u64, Vec<usize>)> = None;
-        let row = |position: u64| {
-            let (pass, within_pass) = (position / count, (position % count) as usize);
-            if !self.config.shuffle {
-                return within_pass;
-            }
-            match &mut latest_order {
-                Some((its_pass, order)) if *its_pass == pass => order[within_pass],
-                // The first position, or a position of another pass.
-                other => other.insert((pass, ctx.noise.permutation(pass, count as usize))).1[within_pass],
-            }
-        };
-        Ok((first..first + share).map(row).collect())
-    }
-}
-
-/// The model's evaluation of B samples, in a grid of B rows.
-struct Evaluated {
-    sums: Sums,
-    /// Whether each prediction is trained on, `[B, columns]`.
-    trained: Vec<bool>,
-    /// Number of predictions of a row: one less than the tokens of the longest sample.
-    columns: usize,
-    pullback: Option<Pullback>,
-}
-
-/// Evaluates samples, padded on the right to one length.
-fn evaluate(model: &mut dyn Model, chunk: &[Tokens], grad: Grad) -> Result<Evaluated> {
-    let width = chunk.iter().map(|t| t.ids.len()).max().unwrap_or(0);
-    let (mut ids, mut mask, mut wanted, mut trained) = (Vec::new(), Vec::new(), Vec::new(), Vec::new());
-    for tokens in chunk {
-        let padding = width - tokens.ids.len();
-        ids.extend(tokens.ids.iter().map(|id| i64::from(*id)).chain(std::iter::repeat_n(0, padding)));
-        mask.extend(tokens.ids.iter().map(|_| 1u8).chain(std::iter::repeat_n(0, padding)));
-        let row = || tokens.train.iter().copied().chain(std::iter::repeat_n(false, padding));
-        wanted.extend(row().map(u8::from));
-        // Column t is the prediction of token t + 1.
-        trained.extend(row().skip(1));
-    }
-    let shape = [chunk.len(), width];
-    let (ids, mask, wanted) = (Tensor::new(ids, shape)?, Tensor::new(mask, shape)?, Tensor::new(wanted, shape)?);
-    let (stats, pullback) = language(model, NAME)?.evaluate(&ids, &mask, &wanted, Adapter::On, grad)?;
-    let sum_of_trained = |values: &Tensor| -> Result<f64> {
-        let values = values.f32s()?.iter().zip(&trained).filter(|(_, trained)| **trained);
-        Ok(values.map(|(v, _)| f64::from(*v)).sum())
-    };
-    let sums =
-        Sums { negative_log_likelihood: -sum_of_trained(&stats.log_probs)?, entropy: sum_of_trained(&stats.entropy)? };
-    Ok(Evaluated { sums, trained, columns: width.saturating_sub(1), pullback })
 }
 
 /// Adds the gradient of some samples to the strategy, unless their loss is not finite. `total`: the number of trained
 /// tokens of the step, over all ranks.
 fn pull(ctx: &mut StepContext<'_>, chunk: &[Tokens], total: f64) -> Result<Sums> {
-    let Evaluated { sums, trained, columns, pullback } = evaluate(ctx.model, chunk, Grad::Record)?;
+    let evaluated = batch::evaluate(language(ctx.model, NAME)?, chunk, Adapter::On, Grad::Record)?;
+    let sums = Sums::of(&evaluated)?;
     if sums.negative_log_likelihood.is_finite() {
-        let slope = (-1.0 / total) as f32;
-        // [2, B, columns]: first for the log-probabilities, then for the entropies, which are not in the loss.
-        let mut cotangent: Vec<f32> = trained.iter().map(|trained| if *trained { slope } else { 0.0 }).collect();
-        cotangent.resize(2 * trained.len(), 0.0);
-        let pullback = pullback.ok_or(AlgorithmError::NoPullback { what: "the language model".into() })?;
-        let cotangent = Tensor::new(cotangent, [2, chunk.len(), columns])?;
-        ctx.strategy.before_last_pull(ctx.model)?;
-        pullback.pull(&cotangent).while_doing(|| "pulling back the loss".into())?;
-        ctx.strategy.accumulate(ctx.model)?;
+        evaluated.pull(ctx, &vec![-1.0 / total; chunk.len()])?;
     }
     Ok(sums)
 }

@@ -3,8 +3,8 @@ use roll_core::{LanguageModel, Message};
 use roll_testing::{Bigram, Scripted, Texts};
 use serde_json::{Map, Value, json};
 
-use super::conversations::Conversations;
 use super::*;
+use crate::conversations::Conversations;
 
 fn file(text: &str) -> (tempfile::TempDir, std::path::PathBuf) {
     let dir = tempfile::tempdir().unwrap();
@@ -55,7 +55,7 @@ fn texts(data: &Conversations, model: &Bigram) -> Vec<[String; 2]> {
 fn checked(row: &str, model: &Bigram) -> Result<Conversations, String> {
     let (_dir, path) = file(row);
     let mut data = Conversations::read(&path).map_err(|e| e.chain())?;
-    data.check("algo.data", &SftConfig::default(), model).map_err(|e| e.chain())?;
+    data.check("algo.data", TrainOn::Responses, usize::MAX, model).map_err(|e| e.chain())?;
     Ok(data)
 }
 
@@ -146,7 +146,7 @@ fn calls_without_arguments_and_with_those_of_a_table_are_written_as_they_were_me
         let (_dir, path) = file(&row.to_string());
         let mut data = Conversations::read(&path).unwrap();
         let model = Scripted::new(Calls, &[]);
-        data.check("algo.data", &SftConfig::default(), &model).unwrap();
+        data.check("algo.data", TrainOn::Responses, usize::MAX, &model).unwrap();
         model.detokenize(&data.samples(0, TrainOn::Responses, &model).unwrap()[0].ids).unwrap()
     };
     let arguments = |text: &str| {

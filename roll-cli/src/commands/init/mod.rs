@@ -17,24 +17,26 @@ use crate::args::{Check, ConfigArgs, Init, Layers, MachineArgs, Run};
 use crate::output::refuse_existing;
 
 /// What a user may want to train, and the algorithm for it.
-const PURPOSES: [(&str, &str); 6] = [
+const PURPOSES: [(&str, &str); 7] = [
     ("a video model, towards a reward that has a gradient", "reward_fl"),
     ("a video model, towards any reward, by comparing videos", "diffusion_nft"),
     ("a video model, towards any reward, by policy gradients", "flow_grpo"),
     ("a video model, on clips", "flow_matching"),
     ("a language model, as an agent in an environment", "agentic_ppo"),
     ("a language model, on conversations", "sft"),
+    ("a language model, on pairs of answers, of which one is preferred", "dpo"),
 ];
 
-/// Optimizer steps to propose for each algorithm. Steps on clips and conversations are cheap, and each sample is seen
-/// several times. A step on a reward first generates its videos or episodes.
-const STEPS: [(&str, u64); 6] = [
+/// Optimizer steps to propose for each algorithm. Steps on clips, conversations and pairs of
+/// answers are cheap, and each sample is seen several times. A step on a reward first generates its videos or episodes.
+const STEPS: [(&str, u64); 7] = [
     ("reward_fl", 200),
     ("diffusion_nft", 300),
     ("flow_grpo", 300),
     ("flow_matching", 1000),
     ("agentic_ppo", 200),
     ("sft", 500),
+    ("dpo", 500),
 ];
 
 /// Optimizer steps to propose for an algorithm that is not in [`STEPS`], such as one of a plugin.
@@ -97,7 +99,7 @@ impl Interview<'_, '_> {
     fn run(mut self, on: Option<String>) -> Result<Option<String>> {
         self.ask_algorithm()?;
         let algorithm = self.answers.text("algo.name").to_string();
-        let is_video = !["agentic_ppo", "sft"].contains(&algorithm.as_str());
+        let is_video = !["agentic_ppo", "sft", "dpo"].contains(&algorithm.as_str());
         self.answers.put("model.name", if is_video { "wan2_2" } else { "causal_lm" })?;
         let place = self.ask_place(on)?;
         let trained_parameters = match is_video {
@@ -196,18 +198,21 @@ impl Interview<'_, '_> {
                 registry.environment(name, options, context).map(drop)
             })?;
         } else {
-            let conversations = |answers: &Answers, key: &str, text: &str| {
+            let (lines, unseen) = match algorithm {
+                "dpo" => (
+                    "JSON lines with `prompt`, `chosen` and `rejected`",
+                    "Pairs that are not trained on, to measure progress",
+                ),
+                _ => ("JSON lines of conversations", "Conversations that are not trained on, to measure progress"),
+            };
+            let file = |answers: &Answers, key: &str, text: &str| {
                 std::fs::metadata(text).map_err(Error::file("read", text))?;
                 answers.parse(key, text)
             };
-            let data = Question::new("algo.data", "JSON lines of conversations", "data.jsonl");
-            self.answers.ask(&data, |answers, text| conversations(answers, "algo.data", text))?;
-            let unseen = Question::optional(
-                "algo.val_data",
-                "Conversations that are not trained on, to measure progress",
-                "no measurement",
-            );
-            self.answers.ask(&unseen, |answers, text| conversations(answers, "algo.val_data", text))?;
+            let data = Question::new("algo.data", lines, "data.jsonl");
+            self.answers.ask(&data, |answers, text| file(answers, "algo.data", text))?;
+            let unseen = Question::optional("algo.val_data", unseen, "no measurement");
+            self.answers.ask(&unseen, |answers, text| file(answers, "algo.val_data", text))?;
         }
         Ok(Some(trained_parameters))
     }

@@ -1,5 +1,11 @@
 //! Conversations: read from a file, rendered by the model's chat template, and tokenized with a mark on the tokens that
-//! are trained on.
+//! are trained on. What algorithms on conversations share: their padded [`batch`]es, the [`order`] in which steps take
+//! them, and [`answers`] to held-out ones.
+
+pub(crate) mod answers;
+pub(crate) mod batch;
+pub(crate) mod order;
+mod rows;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -8,7 +14,7 @@ use roll_core::{Error, LanguageModel, Message, Result};
 use roll_external::{files, json};
 use serde_json::{Map, Value, json};
 
-use super::{SftConfig, TrainOn, rows};
+pub(crate) use self::rows::normalised;
 use crate::json_rows;
 use crate::pieces::tokenize_after;
 
@@ -27,6 +33,17 @@ const CALLS: &str = "tool_calls";
 /// it.
 const CONTENT: &str = "content";
 
+/// Which tokens are trained on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum TrainOn {
+    /// Tokens of the assistant's messages.
+    #[default]
+    Responses,
+    /// All tokens, also those of the template: pretraining.
+    All,
+}
+
 /// One conversation of a file.
 #[derive(serde::Deserialize)]
 struct Entry {
@@ -40,7 +57,7 @@ struct Entry {
 
 /// A conversation.
 #[derive(Clone, Debug)]
-struct Conversation {
+pub(crate) struct Conversation {
     /// Place of the conversation in the file: `line 3`, or `entry 3` of a JSON list.
     place: String,
     messages: Vec<Message>,
@@ -81,21 +98,21 @@ impl Tokens {
 
     /// The tokens before the last answer that is trained on, and the tokens of that answer. `None` if there is no such
     /// answer or nothing before it.
-    pub(super) fn last_answer(self) -> Option<[Vec<u32>; 2]> {
+    pub(crate) fn last_answer(self) -> Option<[Vec<u32>; 2]> {
         let end = self.train.iter().rposition(|train| *train)? + 1;
         let begin = self.train[..end].iter().rposition(|train| !*train)? + 1;
         Some([self.ids[..begin].to_vec(), self.ids[begin..end].to_vec()])
     }
 
     /// Whether the sample has a token that is trained on, and at most `limit` tokens.
-    pub(super) fn is_usable(&self, limit: usize) -> bool {
+    pub(crate) fn is_usable(&self, limit: usize) -> bool {
         self.ids.len() <= limit && self.trained() > 0
     }
 }
 
 impl Conversations {
     /// The number of these conversations that `other` contains, too.
-    pub(super) fn count_in(&self, other: &Self) -> usize {
+    pub(crate) fn count_in(&self, other: &Self) -> usize {
         let identity = |row: &Conversation| serde_json::json!([row.messages, row.tools]).to_string();
         let others: BTreeSet<String> = other.rows.iter().map(identity).collect();
         self.rows.iter().filter(|row| others.contains(&identity(row))).count()
@@ -104,39 +121,27 @@ impl Conversations {
     /// Reads JSON lines (empty lines are skipped) or a JSON list. Fails on an entry that is not a conversation, and on
     /// a file without entries.
     pub fn read(file: &Path) -> Result<Self> {
-        let text = files::read_text(file, json_rows::MAX_BYTES).map_err(Error::file("read", file))?;
-        let (mut rows_read, mut others) = (Vec::new(), BTreeSet::new());
-        for json_rows::Row { place, value } in json_rows::rows(file, &text, "conversations")? {
-            let expected = |e: serde_json::Error| format!("expected an object such as {}: {e}", rows::EXPECTED);
-            let row = value
-                .map_err(expected)
-                .and_then(rows::normalised)
-                .and_then(|entry| serde_json::from_value::<Entry>(entry).map_err(expected))
-                .and_then(|mut entry| {
-                    others.extend(std::mem::take(&mut entry.others).into_iter().map(|(key, _)| key));
-                    Conversation::new(place.clone(), entry)
-                });
-            rows_read.push(row.map_err(|problem| Error::bad_file(file, format!("{place}: {problem}")))?);
-        }
-        if !others.is_empty() {
-            let keys = others.iter().map(|key| format!("`{key}`")).collect::<Vec<_>>().join(", ");
-            tracing::warn!("{}: keys beside `messages` and `tools` have no effect: {keys}", file.display());
-        }
-        if let Some((row, argument)) = rows_read.iter().find_map(|row| Some((row, row.undecided.as_ref()?))) {
-            tracing::warn!(
-                "{}: {}: the argument {argument} is null and written as such: describe the tool in `tools` if a table \
-                 (Parquet) added it, so that it is left out",
-                file.display(),
-                row.place
-            );
-        }
-        if rows_read.is_empty() {
+        let mut reader = Reader::default();
+        let rows =
+            read_rows(file, "conversations", rows::EXPECTED, |place, row| reader.read(place, rows::normalised(row)?))?;
+        reader.warn(file, "`messages` and `tools`", &rows);
+        if rows.is_empty() {
             return Err(Error::bad_file(file, "expected conversations, one a line or a JSON list; found none"));
         }
-        Ok(Self { file: file.into(), rows: rows_read })
+        Ok(Self::new(file, rows))
     }
 
-    pub(super) fn len(&self) -> usize {
+    /// The conversations `rows` of `file`.
+    pub(crate) fn new(file: &Path, rows: Vec<Conversation>) -> Self {
+        Self { file: file.into(), rows }
+    }
+
+    /// The file.
+    pub(crate) fn file(&self) -> &Path {
+        &self.file
+    }
+
+    pub(crate) fn len(&self) -> usize {
         self.rows.len()
     }
 
@@ -147,17 +152,21 @@ impl Conversations {
 
     /// Renders every row, so that an invalid row is found before the first step, and keeps the form of it that the chat
     /// template writes. Fails also if no row can be trained on. `key` is the option that names the file.
-    pub(super) fn check(&mut self, key: &str, config: &SftConfig, model: &dyn LanguageModel) -> Result<()> {
-        let limit = config.limit(model);
+    pub(crate) fn check(
+        &mut self,
+        key: &str,
+        train_on: TrainOn,
+        limit: usize,
+        model: &dyn LanguageModel,
+    ) -> Result<()> {
         // Number of conversations that are several samples, and whether any sample so far can be trained on.
         let (mut split, mut any_usable) = (0, false);
         for row in 0..self.rows.len() {
-            let (form, samples) = self.form(row, config.train_on, model)?;
-            self.rows[row] = form;
+            let samples = self.settle(row, train_on, model)?;
             split += usize::from(samples.len() > 1);
             // Tokenizing is much slower than rendering, and is left out once a usable sample is found.
             for sample in samples {
-                any_usable = any_usable || tokens(sample, config.train_on, model)?.is_usable(limit);
+                any_usable = any_usable || tokens(sample, train_on, model)?.is_usable(limit);
             }
         }
         if split > 0 {
@@ -176,6 +185,13 @@ impl Conversations {
             return Err(Error::config(key, problem));
         }
         Ok(())
+    }
+
+    /// Renders a row, keeps the form of it that the chat template writes, and returns its samples as text.
+    pub(crate) fn settle(&mut self, row: usize, train_on: TrainOn, model: &dyn LanguageModel) -> Result<Vec<Pieces>> {
+        let (form, samples) = self.form(row, train_on, model)?;
+        self.rows[row] = form;
+        Ok(samples)
     }
 
     /// The samples of a row: the whole conversation, or one sample per answer if the chat template rewrites earlier
@@ -207,6 +223,57 @@ impl Conversations {
     }
 }
 
+/// Reads every row of `file`, JSON lines or a JSON list of `what`, each such as `expected`. `parse` gets a row's place in
+/// the file and its value. Fails on the first row that is not JSON or that `parse` rejects.
+pub(crate) fn read_rows<T>(
+    file: &Path,
+    what: &str,
+    expected: &str,
+    mut parse: impl FnMut(&str, Value) -> Result<T, String>,
+) -> Result<Vec<T>> {
+    let text = files::read_text(file, json_rows::MAX_BYTES).map_err(Error::file("read", file))?;
+    let mut rows = Vec::new();
+    for json_rows::Row { place, value } in json_rows::rows(file, &text, what)? {
+        let value = value.map_err(|e| format!("expected an object such as {expected}: {e}"));
+        let row = value.and_then(|value| parse(&place, value));
+        rows.push(row.map_err(|problem| Error::bad_file(file, format!("{place}: {problem}")))?);
+    }
+    Ok(rows)
+}
+
+/// Reads conversations of one file, and collects what a warning should name.
+#[derive(Default)]
+pub(crate) struct Reader {
+    /// Keys without an effect.
+    others: BTreeSet<String>,
+}
+
+impl Reader {
+    /// The conversation of a row with the key `messages`.
+    pub(crate) fn read(&mut self, place: &str, row: Value) -> Result<Conversation, String> {
+        let expected = |e: serde_json::Error| format!("expected an object such as {}: {e}", rows::EXPECTED);
+        let mut entry: Entry = serde_json::from_value(row).map_err(expected)?;
+        self.others.extend(std::mem::take(&mut entry.others).into_iter().map(|(key, _)| key));
+        Conversation::parse(place.into(), entry)
+    }
+
+    /// Warns of keys without an effect, which are all but `known`, and of arguments that a table may have added.
+    pub(crate) fn warn<'a>(self, file: &Path, known: &str, conversations: impl IntoIterator<Item = &'a Conversation>) {
+        if !self.others.is_empty() {
+            let keys = self.others.iter().map(|key| format!("`{key}`")).collect::<Vec<_>>().join(", ");
+            tracing::warn!("{}: keys beside {known} have no effect: {keys}", file.display());
+        }
+        let undecided = |row: &'a Conversation| Some((&row.place, row.undecided.as_ref()?));
+        if let Some((place, argument)) = conversations.into_iter().find_map(undecided) {
+            tracing::warn!(
+                "{}: {place}: the argument {argument} is null and written as such: describe the tool in `tools` if a \
+                 table (Parquet) added it, so that it is left out",
+                file.display(),
+            );
+        }
+    }
+}
+
 /// A sample as tokens.
 fn tokens(pieces: Pieces, train_on: TrainOn, model: &dyn LanguageModel) -> Result<Tokens> {
     let ends = model.end_tokens();
@@ -228,7 +295,7 @@ fn tokens(pieces: Pieces, train_on: TrainOn, model: &dyn LanguageModel) -> Resul
 }
 
 impl Conversation {
-    fn new(place: String, entry: Entry) -> Result<Self, String> {
+    fn parse(place: String, entry: Entry) -> Result<Self, String> {
         if entry.messages.is_empty() {
             return Err("expected at least one message, found none".into());
         }
@@ -244,6 +311,25 @@ impl Conversation {
             }
         }
         Ok(Self { place, messages, untrained, tools, undecided, is_checked: false })
+    }
+
+    /// The number of messages that both conversations begin with.
+    pub(crate) fn common_messages(&self, other: &Self) -> usize {
+        self.messages.iter().zip(&other.messages).take_while(|(message, other)| message == other).count()
+    }
+
+    /// The roles of its messages.
+    pub(crate) fn roles(&self) -> impl Iterator<Item = &str> {
+        self.messages.iter().map(|message| message.role.as_str())
+    }
+
+    /// Excludes the answers among the first `count` messages from training. Returns whether any answer is left.
+    pub(crate) fn train_after(&mut self, count: usize) -> bool {
+        let answers = (0..self.messages.len()).filter(|i| self.messages[*i].role == "assistant");
+        let (mut untrained, left): (Vec<usize>, Vec<usize>) =
+            answers.partition(|i| *i < count || self.untrained.contains(i));
+        std::mem::swap(&mut self.untrained, &mut untrained);
+        !left.is_empty()
     }
 
     /// The forms of this conversation that a chat template may read, in the order in which they are tried. Arguments of

@@ -10,7 +10,7 @@ pub(super) const EXPECTED: &str =
 /// Returns `row` with the key `messages`, from the forms of TRL (`prompt` and `completion`), ShareGPT (`conversations`)
 /// and Alpaca (`instruction`, `input` and `output`). Other rows are returned unchanged. Contents that are lists of
 /// texts become one text, and OpenAI's older `functions` and `function_call` become `tools` and `tool_calls`.
-pub(super) fn normalised(row: Value) -> Result<Value, String> {
+pub(crate) fn normalised(row: Value) -> Result<Value, String> {
     let Value::Object(mut fields) = row else { return Ok(row) };
     fields.retain(|_, value| !value.is_null());
     let messages = match fields.remove("messages") {
