@@ -188,7 +188,7 @@ pub struct ScaledMatrix {
 }
 
 impl ScaledMatrix {
-    /// Uploads `rows`. The device must have bytes ([`crate::device::has_bytes`]).
+    /// Uploads `rows`. The device must store integers of eight bits ([`crate::device::has_bytes`]).
     pub fn new(rows: ScaledRows, device: &Device) -> Self {
         Self::uploaded(rows, device, &mut SegmentMemory::default())
     }

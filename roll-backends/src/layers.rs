@@ -1,5 +1,5 @@
 //! Layers by name: a forward pass names a layer, and [`Scope`] finds its frozen weights, trainable parameters and LoRA
-//! matrices and computes the layer from whichever of them there are.
+//! matrices and computes the layer from those that exist.
 
 use std::sync::Arc;
 

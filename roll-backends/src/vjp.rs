@@ -75,8 +75,8 @@ impl Recorded {
             .outputs
             .into_iter()
             .zip(cotangents)
-            // An output that depends on no leaf has no gradient.
             .filter_map(|(output, cotangent)| Some((output, cotangent?)))
+            // An output that depends on no leaf has no gradient.
             .filter(|(output, _)| output.device().is_autodiff())
             .map(|(output, cotangent)| ops::seed(output.flat().clone(), cotangent.flat().clone()))
             .reduce(|sum, term| sum + term);

@@ -1,8 +1,8 @@
 //! The configuration of a command, and the components that it may name.
 //!
 //! [`Configuration::read`] puts the layers of a configuration in their order, each above the one before it: the run
-//! that is continued, files, environment, arguments. A command may put a layer of its own below all of them, such as
-//! that of the demo.
+//! that is continued, files, environment, arguments. A command may put a layer of its own below all these layers, such
+//! as that of the demo.
 
 use std::path::Path;
 
@@ -52,7 +52,7 @@ impl Configuration {
             layers = layers.set_text("plugins_replace", "true", "--plugins-replace")?;
         }
         if !args.plugins.is_empty() {
-            // `--plugin` adds to the list of the layers below, where a value would replace it.
+            // `--plugin` adds to the list of the layers below; a value of `plugins` replaces that list.
             let (mut paths, _) = layers.merge()?.plugins()?;
             paths.extend(args.plugins.iter().cloned());
             let list: Vec<_> = paths.iter().map(|p| p.to_string_lossy()).collect();

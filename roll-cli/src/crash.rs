@@ -16,7 +16,7 @@ const FAULTS: [(c_int, &str); 4] = [
 
 /// The action of each of [`FAULTS`] before [`report_plugin_crashes`] replaced it. It is set before the handler can run,
 /// so the handler may read it.
-static FORMER: [OnceLock<sigaction>; FAULTS.len()] = [const { OnceLock::new() }; FAULTS.len()];
+static FORMER_ACTIONS: [OnceLock<sigaction>; FAULTS.len()] = [const { OnceLock::new() }; FAULTS.len()];
 
 /// Installs handlers that name the plugin whose call ends the process by a fault or an abort. Its code may have
 /// called `abort`, panicked while it panicked, overflowed its stack, or followed a bad pointer.
@@ -26,7 +26,7 @@ pub fn report_plugin_crashes() {
     if unsafe { libc::signal(libc::SIGABRT, on_abort as extern "C" fn(c_int) as usize) } == libc::SIG_ERR {
         tracing::debug!("a plugin that aborts will not be named: {}", std::io::Error::last_os_error());
     }
-    for ((number, _), former) in FAULTS.iter().zip(&FORMER) {
+    for ((number, _), former) in FAULTS.iter().zip(&FORMER_ACTIONS) {
         // SAFETY: the structure is plain data, for which zeros are valid; the pointers are valid for the calls; and
         // `on_fault` has the signature that SA_SIGINFO asks for.
         let is_installed = unsafe {
@@ -53,7 +53,7 @@ extern "C" fn on_abort(_: c_int) {
 /// Passes the signal to its former handler, names the plugin, and lets the signal end the process.
 extern "C" fn on_fault(number: c_int, info: *mut siginfo_t, context: *mut c_void) {
     let Some(fault) = FAULTS.iter().position(|(fault, _)| *fault == number) else { return };
-    if let Some(former) = FORMER[fault].get()
+    if let Some(former) = FORMER_ACTIONS[fault].get()
         && ![libc::SIG_DFL, libc::SIG_IGN].contains(&former.sa_sigaction)
     {
         let handler = former.sa_sigaction as *const ();

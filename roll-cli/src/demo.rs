@@ -54,22 +54,24 @@ const WAN_CLIPS: &str = "data.metadata";
 /// The demo that the user's configuration asks for; `None` if it names a model or data, or an algorithm without a demo.
 pub fn layers(user: &MergedConfig) -> Result<Option<ConfigLayers>> {
     // Whether the model is this one, and none of the keys that name its files and data is set.
-    let names_none = |model: &str, keys: &[&str]| {
+    let names_model_alone = |model: &str, keys: &[&str]| {
         let is_model = user.peek("model.name").is_some_and(|name| name == model);
         is_model && keys.iter().all(|key| user.peek(key).is_none())
     };
     let algorithm = user.peek("algo.name").and_then(|name| name.as_str()).unwrap_or_default();
-    let is_video_demo = names_none(VIDEO.model, &[WAN_FILES[0], WAN_FILES[1], WAN_CLIPS]);
+    let is_video_demo = names_model_alone(VIDEO.model, &[WAN_FILES[0], WAN_FILES[1], WAN_CLIPS]);
     let (layers, on_gpu) = match (algorithm, ALGORITHM_CONFIGS.iter().find(|(name, _)| *name == algorithm)) {
         (_, Some((_, config))) if is_video_demo => (faces(user, config)?, VIDEO_ON_GPU),
         ("flow_matching", _) if is_video_demo => (clips()?, VIDEO_ON_GPU),
-        ("sft", _) if names_none(LANGUAGE.model, &["model.model_path", "algo.data"]) => {
+        ("sft", _) if names_model_alone(LANGUAGE.model, &["model.model_path", "algo.data"]) => {
             (texts(CONVERSATIONS_CONFIG, "conversations.jsonl")?, LANGUAGE_ON_GPU)
         }
-        ("dpo", _) if names_none(LANGUAGE.model, &["model.model_path", "algo.data"]) => {
+        ("dpo", _) if names_model_alone(LANGUAGE.model, &["model.model_path", "algo.data"]) => {
             (texts(PREFERENCES_CONFIG, "preferences.jsonl")?, LANGUAGE_ON_GPU)
         }
-        ("agentic_ppo", _) if names_none(LANGUAGE.model, &["model.model_path"]) => (agent(user)?, LANGUAGE_ON_GPU),
+        ("agentic_ppo", _) if names_model_alone(LANGUAGE.model, &["model.model_path"]) => {
+            (agent(user)?, LANGUAGE_ON_GPU)
+        }
         _ => return Ok(None),
     };
     on_one_gpu(user, layers, on_gpu).map(Some)
@@ -142,7 +144,7 @@ fn missing_part(user: &MergedConfig) -> Option<String> {
     // The reward is missing, too, unless one is named or the algorithm uses none.
     let names_no_reward = || user.peek("reward").is_none_or(|rewards| *rewards == json!([]));
     let needs_reward = !is_one_of("algo.name", &["flow_matching"]) && names_no_reward();
-    let (also, too) = if needs_reward { (" and reward", ", `reward`") } else { ("", "") };
+    let (and_reward, reward_key) = if needs_reward { (" and reward", ", `reward`") } else { ("", "") };
     let files = WAN_FILES.into_iter().find(|key| user.peek(key).is_some());
     let (named, unused, needed) = match (files, user.peek(WAN_CLIPS)) {
         (None, Some(_)) => (WAN_CLIPS, "model", WAN_FILES[0]),
@@ -150,7 +152,8 @@ fn missing_part(user: &MergedConfig) -> Option<String> {
         _ => return None,
     };
     Some(format!(
-        "`{named}` is set, so this is not the demo, whose {unused}{also} are not used: name yours (`{needed}`{too})"
+        "`{named}` is set, so this is not the demo, whose {unused}{and_reward} are not used: name yours \
+         (`{needed}`{reward_key})"
     ))
 }
 

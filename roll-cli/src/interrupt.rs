@@ -14,7 +14,8 @@ use crate::progress;
 const EXIT_CODE: i32 = 130;
 
 /// Signals that ask a run to stop. `mpirun` hands SIGUSR1 on to every rank at once; on SIGTERM and Ctrl-C it waits for
-/// `odls_base_sigkill_timeout` seconds first, and kills after as many more. SIGHUP comes when the terminal is closed.
+/// `odls_base_sigkill_timeout` seconds first, and kills after the same time again. SIGHUP comes when the terminal is
+/// closed.
 #[cfg(unix)]
 const SIGNALS: [i32; 4] = [SIGINT, SIGTERM, libc::SIGUSR1, SIGHUP];
 #[cfg(not(unix))]

@@ -106,7 +106,7 @@ pub fn init(quiet: bool, verbose: u8, rank: Option<usize>) {
         has_time: !is_terminal || verbose > 0,
     };
     let log: &'static Log = Box::leak(Box::new(log));
-    // Both fail if they were set before, which nothing in this program does.
+    // Both calls fail if a logger was set before, which nothing in this program does.
     let _ = tracing::subscriber::set_global_default(log);
     if log::set_logger(log).is_ok() {
         log::set_max_level(log.max.to_string().parse().unwrap_or(log::LevelFilter::Off));
@@ -157,7 +157,7 @@ impl Log {
         let shown_rank = self.own_rank().filter(|own| self.rank.is_some() || *own > 0);
         let line = self.line(&prefix(shown_rank), SystemTime::now(), level, message);
         // A reader that went away, or a terminal that was closed, is no reason to stop.
-        progress::above_bars(|| drop(std::io::stderr().write_all(fitted(&line).as_bytes())));
+        progress::above_bars(|| drop(std::io::stderr().write_all(wrapped_to_terminal(&line).as_bytes())));
     }
 
     fn line(&self, prefix: &str, now: SystemTime, level: Level, message: &str) -> String {
@@ -274,7 +274,7 @@ impl Visit for EventText {
 }
 
 /// The text with long lines wrapped, if standard error is a terminal.
-pub fn fitted(text: &str) -> String {
+pub fn wrapped_to_terminal(text: &str) -> String {
     progress::columns().map_or_else(|| text.into(), |columns| wrapped(text, columns, |_| LEVEL_WIDTH))
 }
 

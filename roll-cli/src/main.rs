@@ -94,5 +94,6 @@ fn report(error: &roll_core::Error, rank: Option<usize>) {
     });
     let lines = lines.collect::<String>();
     // One write, so that the lines of several ranks do not mix. It fails if the reader has closed the pipe.
-    let _ = std::io::stderr().write_all(logging::fitted(&output::printable(&without_secrets(&lines))).as_bytes());
+    let wrapped = logging::wrapped_to_terminal(&output::printable(&without_secrets(&lines)));
+    let _ = std::io::stderr().write_all(wrapped.as_bytes());
 }

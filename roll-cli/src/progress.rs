@@ -198,7 +198,7 @@ pub struct TerminalBar {
     bar: ProgressBar,
     /// When the first position was reported, and that position. The time left is reckoned from there, because steps
     /// before it were done by the process that this one continues.
-    first: Mutex<Option<(Instant, u64)>>,
+    first_report: Mutex<Option<(Instant, u64)>>,
     text: Arc<Mutex<BarText>>,
     is_shown: AtomicBool,
 }
@@ -213,7 +213,7 @@ impl TerminalBar {
             let text = format!("{}/{} {unit}{time_left}  {phase}", state.pos(), state.len().unwrap_or(total));
             fitting(&text, BAR_COLUMNS, columns().unwrap_or(DEFAULT_COLUMNS))
         });
-        Self { bar, first: Mutex::default(), text, is_shown: AtomicBool::new(true) }
+        Self { bar, first_report: Mutex::default(), text, is_shown: AtomicBool::new(true) }
     }
 }
 
@@ -226,7 +226,7 @@ impl Drop for TerminalBar {
 
 impl Bar for TerminalBar {
     fn set(&self, done: u64) {
-        let (since, first) = *locked(&self.first).get_or_insert((Instant::now(), done));
+        let (since, first) = *locked(&self.first_report).get_or_insert((Instant::now(), done));
         let total = self.bar.length().unwrap_or(done);
         locked(&self.text).time_left = time_left(since.elapsed(), done - first.min(done), total.saturating_sub(done));
         self.bar.set_position(done);

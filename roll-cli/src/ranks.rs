@@ -17,17 +17,17 @@ use crate::launch;
 
 /// The communicator of the launcher's job: over TCP, and once [`with_collectives`] has joined NCCL, over both. `None`
 /// if this process is alone.
-static PROCESS: Mutex<Option<Arc<dyn Communicator>>> = Mutex::new(None);
+static COMMUNICATOR: Mutex<Option<Arc<dyn Communicator>>> = Mutex::new(None);
 /// The argument `--collectives`, set once.
 static COLLECTIVES: OnceLock<Collectives> = OnceLock::new();
 
 /// The communicator of the launcher's job, or that of a single rank if this process is alone.
 pub fn process() -> Arc<dyn Communicator> {
-    communicator_of_job().clone().unwrap_or_else(|| Arc::new(SingleRank))
+    locked_communicator().clone().unwrap_or_else(|| Arc::new(SingleRank))
 }
 
-fn communicator_of_job() -> MutexGuard<'static, Option<Arc<dyn Communicator>>> {
-    PROCESS.lock().unwrap_or_else(PoisonError::into_inner)
+fn locked_communicator() -> MutexGuard<'static, Option<Arc<dyn Communicator>>> {
+    COMMUNICATOR.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 /// How long processes wait for each other at the start.
@@ -49,7 +49,7 @@ type Gpu = std::result::Result<usize, String>;
 pub struct Job(Option<TcpRanks>);
 
 impl Job {
-    /// Joins the job that a launcher started this process for, at `place`, if one did.
+    /// Joins the job of the launcher that started this process, at `place`. `None`: no launcher started it.
     pub fn join(place: Option<Place>, collectives: Collectives) -> Result<Self> {
         let _ = COLLECTIVES.set(collectives);
         let Some(place) = place else {
@@ -59,15 +59,15 @@ impl Job {
             };
         };
         let ranks = Self::assemble(&place)?;
-        *communicator_of_job() = Some(ranks.communicator());
+        *locked_communicator() = Some(ranks.communicator());
         Ok(Self(Some(ranks)))
     }
 
     /// Waits for the other processes of the job. After [`MESSAGE_DELAY`], a message says what this process waits for.
     fn assemble(place: &Place) -> Result<TcpRanks> {
         // The sender is dropped when all have joined, which ends the thread that would print the message.
-        let (joined, waits) = mpsc::channel::<()>();
-        let waiting = format!(
+        let (sender, receiver) = mpsc::channel::<()>();
+        let message = format!(
             "waiting up to {} s for all {} processes of the job at {}:{}; for one process, unset {}",
             JOIN_TIMEOUT.as_secs(),
             place.size,
@@ -77,12 +77,12 @@ impl Job {
         );
         // If the thread cannot be started, only the message is missing.
         let _ = threads::spawn("a message", move || {
-            if waits.recv_timeout(MESSAGE_DELAY) == Err(mpsc::RecvTimeoutError::Timeout) {
-                tracing::warn!("{waiting}");
+            if receiver.recv_timeout(MESSAGE_DELAY) == Err(mpsc::RecvTimeoutError::Timeout) {
+                tracing::warn!("{message}");
             }
         });
         let ranks = TcpRanks::join(place, JOIN_TIMEOUT)?;
-        drop(joined);
+        drop(sender);
         Ok(ranks)
     }
 
@@ -144,7 +144,7 @@ pub fn with_collectives(mut context: BuildContext) -> Result<BuildContext> {
     context.ranks = choose_communicator(collectives, &context.backend, ranks, |ranks, device| {
         NcclRanks::join(ranks, device, NCCL_TIMEOUT).map(|ranks| ranks as Arc<dyn Communicator>)
     })?;
-    *communicator_of_job() = Some(context.ranks.clone());
+    *locked_communicator() = Some(context.ranks.clone());
     Ok(context)
 }
 
@@ -202,8 +202,8 @@ fn numbered(backend: &str, number: usize) -> String {
     }
 }
 
-/// Adapts the context of a rank that is a thread of this process. The rank gets a device of its own, as a process of a
-/// job has.
+/// Adapts the context of a rank that is a thread of this process: the rank gets a device of its own, as a process of a
+/// job has. Outside of such a thread, returns the context unchanged.
 pub fn adapt(mut context: BuildContext) -> Result<BuildContext> {
     if roll_train::ranks::of_thread().is_some() {
         let number = visible_device(context.ranks.rank().0, variable("CUDA_VISIBLE_DEVICES").as_deref());

@@ -37,8 +37,8 @@ pub struct BuildContext {
     /// of which every weight is trained keeps no copy of the weights that training starts from.
     #[serde(default = "kept")]
     pub needs_reference: bool,
-    /// Whether the component is opened for a check only. A model then downloads nothing and reads the headers of its
-    /// files but no weights, so that no pass through its network is possible.
+    /// Whether the component is opened for a check only. For a check, a model downloads nothing and reads the headers
+    /// of its files but no weights, so that no pass through its network is possible.
     #[serde(default)]
     pub headers_only: bool,
     /// The directory of the run. It is set after the components are made, before the first step.

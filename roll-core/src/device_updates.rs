@@ -7,8 +7,9 @@ use std::ops::Range;
 
 use crate::Result;
 
-/// The coefficients of one update of AdamW, each computed in f64 and rounded once. For a parameter p with moments m and
-/// v and its gradient g, which is multiplied by `scale[0]` and then by `scale[1]`; every operation rounds to f32:
+/// The coefficients of one update of AdamW, each computed in f64 and rounded once. They update a parameter p with
+/// moments m and v as follows. The gradient g is first multiplied by `scale[0]` and then by `scale[1]`, and every
+/// operation rounds to f32:
 ///
 /// - `m' = m + rest[0] * (g - m)`
 /// - `v' = v * beta_2 + rest[1] * g * g`

@@ -193,7 +193,7 @@ impl Error {
         messages(self)
     }
 
-    /// These messages as one line, separated by colons.
+    /// The [`Error::messages`] in one line, separated by colons.
     pub fn chain(&self) -> String {
         one_line(self)
     }

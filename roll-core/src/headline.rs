@@ -57,7 +57,7 @@ pub struct HeldOut {
     pub label: String,
     /// The data, in words: "starts that were not trained on".
     pub data: String,
-    /// The configuration key that names or enables the data; empty if there always are some.
+    /// The configuration key that names or enables the data; empty if the data do not depend on a key.
     #[serde(default)]
     pub key: String,
 }

@@ -206,9 +206,9 @@ pub mod header {
     /// Name of the entry, which no tensor of a safetensors file can have: JSON text, as `u8`.
     pub const KEY: &str = "__metadata__";
 
-    /// Name of the optimizer steps that an adapter was trained for.
+    /// Name of the text with the number of optimizer steps that an adapter was trained for.
     pub const STEPS: &str = "roll.steps";
-    /// Name of the experiment that trained an adapter.
+    /// Name of the text with the name of the experiment that trained an adapter.
     pub const RUN: &str = "roll.run";
 
     /// Prefix of the names of texts that do not belong in the header. Each becomes a text file next to the file of

@@ -256,12 +256,12 @@ impl Registry {
         Self::new(entries)
     }
 
-    /// Adds the components of a plugin. Fails if a name of one kind then occurs twice, unless `replaces` lets the
-    /// plugin's components take the place of linked ones.
-    pub fn with_components(self, added: &[&'static Registration], replaces: Replaces) -> Result<Self> {
+    /// Adds the components of a plugin. Fails if two components would have one kind and name, unless `replaces`
+    /// lets the plugin's components take the place of linked ones.
+    pub fn with_components(self, components: &[&'static Registration], replaces: Replaces) -> Result<Self> {
         let mut entries = self.entries;
-        for new in added {
-            // The same registration, and not another one of the same name, was added before.
+        for new in components {
+            // This very registration was added before. (Another one of the same name is a conflict.)
             if entries.iter().any(|old| std::ptr::eq(*old, *new)) {
                 continue;
             }

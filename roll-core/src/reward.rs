@@ -252,7 +252,7 @@ pub trait RewardScorer: Send {
         Ok(None)
     }
 
-    /// Whether another process computes the score, so that this process only waits. Other rewards are then scored
+    /// Whether another process computes the score, so that this process only waits. If true, other rewards are scored
     /// meanwhile, and algorithms that need no gradient of the reward generate the next video.
     fn is_elsewhere(&self) -> bool {
         false

@@ -126,7 +126,7 @@ impl Tensor {
         if raw.as_ptr().align_offset(dtype.size()) != 0 {
             let mut words = vec![0u64; raw.len().div_ceil(size_of::<u64>())];
             bytemuck::cast_slice_mut::<u64, u8>(&mut words)[..raw.len()].copy_from_slice(raw);
-            let copy = Aligned { words, len: raw.len() };
+            let copy = AlignedCopy { words, len: raw.len() };
             return Ok(Self { dtype, shape, bytes: Arc::new(copy) });
         }
         Ok(Self { dtype, shape, bytes })
@@ -261,11 +261,11 @@ impl Tensor {
 }
 
 /// A copy of `len` bytes that is aligned for every element type, because it is stored in words of eight bytes.
-struct Aligned {
+struct AlignedCopy {
     words: Vec<u64>,
     len: usize,
 }
-impl AsRef<[u8]> for Aligned {
+impl AsRef<[u8]> for AlignedCopy {
     fn as_ref(&self) -> &[u8] {
         &bytemuck::cast_slice(&self.words)[..self.len]
     }

@@ -13,7 +13,7 @@ pub type Columns = Arc<BTreeMap<String, serde_json::Value>>;
 
 /// Frames in RGB, f32 `[T, 3, H, W]`, values in [-1, 1].
 #[derive(Clone, Debug, Serialize, Deserialize)]
-#[serde(try_from = "VideoText")]
+#[serde(try_from = "UncheckedVideo")]
 pub struct Video {
     frames: Tensor,
     #[serde(with = "crate::number")]
@@ -22,16 +22,16 @@ pub struct Video {
 
 /// The fields of a [`Video`] as they are deserialized, before they are checked.
 #[derive(Deserialize)]
-struct VideoText {
+struct UncheckedVideo {
     frames: Tensor,
     #[serde(with = "crate::number")]
     fps: f64,
 }
 
-impl TryFrom<VideoText> for Video {
+impl TryFrom<UncheckedVideo> for Video {
     type Error = Error;
-    fn try_from(text: VideoText) -> Result<Self> {
-        Self::new(text.frames, text.fps)
+    fn try_from(UncheckedVideo { frames, fps }: UncheckedVideo) -> Result<Self> {
+        Self::new(frames, fps)
     }
 }
 
@@ -219,7 +219,7 @@ impl Sample {
         self.video.clip().ok_or_else(missing)
     }
 
-    /// The conditioning picture, `[3, H, W]`: the row's own, or the clip's first frame; `None` for a row with neither.
+    /// The reference picture, `[3, H, W]`: the row's own, or the clip's first frame; `None` for a row with neither.
     pub fn reference_image(&self) -> Result<Option<Tensor>> {
         match (&self.image, &self.video) {
             (Some(image), _) => Ok(Some(image.clone())),

@@ -1,4 +1,4 @@
-//! Runs third-party code on untrusted files, which may panic or hang.
+//! Runs third-party code that may panic or hang on untrusted files.
 
 use std::sync::mpsc::{RecvTimeoutError, sync_channel};
 use std::thread;

@@ -41,12 +41,12 @@ impl ChildGroup {
         Ok(Self { child, status: None })
     }
 
-    /// The child, for access to its pipes. Do not call `wait` on it, because its group would then not be killed.
+    /// The child, for access to its pipes. Do not call `wait` on it: its group would not be killed.
     pub fn child(&mut self) -> &mut Child {
         &mut self.child
     }
 
-    /// The exit status, if the child has ended; the rest of its group is then killed.
+    /// The exit status, if the child has ended. In that case the rest of its group is killed.
     pub fn try_wait(&mut self) -> io::Result<Option<ExitStatus>> {
         if self.status.is_none() && has_ended(&mut self.child)? {
             kill_group(&mut self.child);
@@ -161,21 +161,21 @@ pub fn limit_memory(further_bytes: u64) -> io::Result<()> {
     Ok(())
 }
 
-/// Largest limit that [`open_files_limit`] sets: some programs close every descriptor below it when they start.
+/// Largest limit that [`raise_open_files_limit`] sets: some programs close every descriptor below it when they start.
 #[cfg(unix)]
 const MAX_OPEN_FILES: u64 = 1 << 16;
 
 /// Raises the number of files that this process may have open to the most that the system permits, but to no more than
 /// 65,536, and returns the limit. `None`: there is no limit, or the system is no Unix.
-pub fn open_files_limit() -> Option<u64> {
+pub fn raise_open_files_limit() -> Option<u64> {
     #[cfg(unix)]
     {
         use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
         let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
-        let wanted = maximum.unwrap_or(MAX_OPEN_FILES).min(MAX_OPEN_FILES);
-        let raised = current.is_some_and(|current| current < wanted)
-            && setrlimit(Resource::Nofile, Rlimit { current: Some(wanted), maximum }).is_ok();
-        if raised { Some(wanted) } else { current }
+        let new_limit = maximum.unwrap_or(MAX_OPEN_FILES).min(MAX_OPEN_FILES);
+        let is_raised = current.is_some_and(|current| current < new_limit)
+            && setrlimit(Resource::Nofile, Rlimit { current: Some(new_limit), maximum }).is_ok();
+        if is_raised { Some(new_limit) } else { current }
     }
     #[cfg(not(unix))]
     None

@@ -152,12 +152,12 @@ pub struct Repeats {
 
 /// The reason why a request has no answer after its repetitions.
 #[derive(Debug, thiserror::Error)]
-#[error("no answer from {peer} (attempts: {times}): {problem}")]
+#[error("no answer from {peer} (attempts: {attempts}): {problem}")]
 pub struct Unanswered {
     /// The service, as errors name it.
     pub peer: String,
     /// Number of attempts.
-    pub times: u32,
+    pub attempts: u32,
     /// The reason of the last attempt.
     pub problem: String,
     /// Whether the service rejected the request as such.
@@ -230,20 +230,20 @@ impl Repeats {
                 | NoAnswer::Rejected(problem)
                 | NoAnswer::Permanent(problem) => problem,
             };
-            return Err(Unanswered { peer: peer.into(), times: attempts, problem, was_rejected });
+            return Err(Unanswered { peer: peer.into(), attempts, problem, was_rejected });
         }
     }
 }
 
 fn check_url(section: &str, url: &str) -> Result<()> {
     let key = format!("{section}.url");
-    let wrong = || {
+    let invalid_url = || {
         let problem = format!("expected an address such as http://host:8000/ or https://..., found `{url}`");
         Error::config(&key, problem)
     };
-    let uri: Uri = url.parse().map_err(|_| wrong())?;
+    let uri: Uri = url.parse().map_err(|_| invalid_url())?;
     if !matches!(uri.scheme_str(), Some("http" | "https")) || uri.host().is_none_or(str::is_empty) {
-        return Err(wrong());
+        return Err(invalid_url());
     }
     if uri.authority().is_some_and(|authority| authority.as_str().contains('@')) {
         let problem = format!(

@@ -160,24 +160,24 @@ impl<R: Read> GifReader<R> {
         self.decoder.read_into_buffer(&mut rgba).map_err(failure)?;
 
         let canvas = &mut self.canvas;
-        let mut shown = canvas.clone();
+        let mut shown_picture = canvas.clone();
         for (y, row) in (top..canvas.height).zip(rgba.chunks_exact(width * 4)) {
             for (x, pixel) in (left..canvas.width).zip(row.chunks_exact(4)) {
                 let rgb = (y * canvas.width + x) * 3..(y * canvas.width + x + 1) * 3;
                 if pixel[3] != 0 || ignore_transparency {
-                    shown.rgb[rgb.clone()].copy_from_slice(&pixel[..3]);
+                    shown_picture.rgb[rgb.clone()].copy_from_slice(&pixel[..3]);
                 }
                 // Sets the pixel over which the next frame is drawn.
                 match disposal {
                     DisposalMethod::Any | DisposalMethod::Keep => {
-                        canvas.rgb[rgb.clone()].copy_from_slice(&shown.rgb[rgb]);
+                        canvas.rgb[rgb.clone()].copy_from_slice(&shown_picture.rgb[rgb]);
                     }
                     DisposalMethod::Background => canvas.rgb[rgb].fill(0),
                     DisposalMethod::Previous => {}
                 }
             }
         }
-        Ok(Some((shown, seconds)))
+        Ok(Some((shown_picture, seconds)))
     }
 }
 
@@ -208,21 +208,22 @@ impl<R: std::io::BufRead + Seek> PngReader<R> {
         decoder.set_transformations(png::Transformations::EXPAND);
         let reader = decoder.read_info().map_err(png_failure)?;
         let frames_left = reader.info().animation_control().map_or(1, |control| control.num_frames as usize);
-        let mut frames = Self { reader, frames_left, size: [height, width], canvas: vec![[0; 4]; width * height] };
+        let canvas = vec![[0; 4]; width * height];
+        let mut png_reader = Self { reader, frames_left, size: [height, width], canvas };
         // A first picture without a frame's header is only for programs that cannot show animations. It is skipped.
-        let first_is_no_frame = frames.reader.info().frame_control().is_none();
+        let first_is_no_frame = png_reader.reader.info().frame_control().is_none();
         if first_is_no_frame {
-            frames.next_pixels()?;
+            png_reader.next_pixels()?;
         }
-        Ok(frames)
+        Ok(png_reader)
     }
 
     /// The pixels of the next picture in the file, as RGBA.
     fn next_pixels(&mut self) -> Result<Vec<[u8; 4]>, String> {
         let mut samples = vec![0; self.reader.output_buffer_size().ok_or("larger than the address space")?];
-        let written = self.reader.next_frame(&mut samples).map_err(png_failure)?;
-        samples.truncate(written.buffer_size());
-        if written.bit_depth == png::BitDepth::Sixteen {
+        let info = self.reader.next_frame(&mut samples).map_err(png_failure)?;
+        samples.truncate(info.buffer_size());
+        if info.bit_depth == png::BitDepth::Sixteen {
             samples = rounded_to_8_bits(&samples);
         }
         let rgba = |pixel: &[u8]| match *pixel {
@@ -232,7 +233,7 @@ impl<R: std::io::BufRead + Seek> PngReader<R> {
             [r, g, b, alpha, ..] => [r, g, b, alpha],
             [] => [0; 4],
         };
-        Ok(samples.chunks_exact(written.color_type.samples()).map(rgba).collect())
+        Ok(samples.chunks_exact(info.color_type.samples()).map(rgba).collect())
     }
 
     /// Returns the next frame and its duration in seconds; `None` after the last frame.
@@ -245,10 +246,10 @@ impl<R: std::io::BufRead + Seek> PngReader<R> {
         self.frames_left -= 1;
         let [height, width] = self.size;
         let [left, top, frame_width] = [control.x_offset, control.y_offset, control.width].map(|n| n as usize);
-        let mut shown = self.canvas.clone();
+        let mut shown_pixels = self.canvas.clone();
         for (y, row) in (top..height).zip(pixels.chunks_exact(frame_width.max(1))) {
             for (x, pixel) in (left..width).zip(row) {
-                let shown_pixel = &mut shown[y * width + x];
+                let shown_pixel = &mut shown_pixels[y * width + x];
                 *shown_pixel = match control.blend_op {
                     png::BlendOp::Source => *pixel,
                     png::BlendOp::Over => over(*pixel, *shown_pixel),
@@ -264,7 +265,7 @@ impl<R: std::io::BufRead + Seek> PngReader<R> {
         // The specification reads a denominator of 0 as 100.
         let denominator = if control.delay_den == 0 { 100 } else { control.delay_den };
         let seconds = shown_seconds(f64::from(control.delay_num) / f64::from(denominator));
-        let rgb = shown.iter().flat_map(|[r, g, b, _]| [*r, *g, *b]).collect();
+        let rgb = shown_pixels.iter().flat_map(|[r, g, b, _]| [*r, *g, *b]).collect();
         Ok(Some((Picture { width, height, rgb }, seconds)))
     }
 }

@@ -108,9 +108,9 @@ pub(crate) fn to_rgb(yuv: Yuv420<'_>, matrix: Matrix) -> Picture {
         // The rows of chroma nearest to and second nearest to the row of luma.
         let near = row / 2;
         let far = if row % 2 == 0 { near.saturating_sub(1) } else { (near + 1).min(h / 2 - 1) };
-        for (plane, full) in [(yuv.u, &mut u), (yuv.v, &mut v)] {
+        for (plane, upsampled) in [(yuv.u, &mut u), (yuv.v, &mut v)] {
             let line = |r: usize| &plane[r * yuv.uv_stride..][..w / 2];
-            upsample(line(near), line(far), &mut blended, full);
+            upsample(line(near), line(far), &mut blended, upsampled);
         }
         convert_row(&yuv.y[row * yuv.y_stride..][..w], &u, &v, &factors, out);
     }
@@ -168,7 +168,7 @@ impl Factors {
 /// Interpolates chroma at the columns of one row of luma, from the two nearest rows of chroma. `blended` is scratch
 /// memory of the length of `near`. Values of `out` are offset by -128 and scaled by 2^[`CHROMA_BITS`].
 fn upsample(near: &[u8], far: &[u8], blended: &mut [i32], out: &mut [i32]) {
-    // A row of luma is a quarter of the distance of two rows of chroma away from the nearest one: weights 3/4 and 1/4.
+    // A row of luma lies a quarter of the distance between two rows of chroma from the nearer one: weights 3/4, 1/4.
     for ((blend, &near), &far) in blended.iter_mut().zip(near).zip(far) {
         *blend = 3 * i32::from(near) + i32::from(far) - 4 * 128;
     }
@@ -182,7 +182,7 @@ fn upsample(near: &[u8], far: &[u8], blended: &mut [i32], out: &mut [i32]) {
 
 /// Converts a row to RGB. `u` and `v` are in the form that [`upsample`] writes.
 fn convert_row(y: &[u8], u: &[i32], v: &[i32], factors: &Factors, out: &mut [u8]) {
-    // Added before the shift, which then rounds to the nearest byte.
+    // Added before the shift, so that the shift rounds to the nearest byte.
     let half = 1 << (FACTOR_BITS - 1);
     let byte = |x: i32| (x >> FACTOR_BITS).clamp(0, 255) as u8;
     for (((pixel, &y), &u), &v) in out.chunks_exact_mut(3).zip(y).zip(u).zip(v) {

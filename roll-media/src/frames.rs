@@ -141,7 +141,7 @@ impl Frames {
         ))
     }
 
-    /// Fails if too many frames are announced. This refuses them before the first one is kept.
+    /// Fails if too many frames are announced. The check comes before the first frame is kept.
     fn check_announced(&self) -> Result<(), String> {
         let announced = self.announced_to_keep();
         if announced <= MAX_ANNOUNCED_FRAMES {

@@ -241,11 +241,11 @@ impl<'a> Jpeg<'a> {
         let mut components = std::mem::take(&mut self.components);
         let mut bits = EntropyBits::new(self.bytes, self.position);
         // Number of further blocks without new coefficients, and the number (0 to 7) of the next restart marker.
-        let (mut end_of_band, mut restart_number) = (0u32, 0u8);
+        let (mut end_of_band_run, mut restart_number) = (0u32, 0u8);
         for mcu in 0..across * down {
             if self.restart_interval > 0 && mcu > 0 && mcu.is_multiple_of(self.restart_interval) {
                 bits.restart(restart_number)?;
-                (restart_number, end_of_band) = ((restart_number + 1) % 8, 0);
+                (restart_number, end_of_band_run) = ((restart_number + 1) % 8, 0);
             }
             for selected in &scan.components {
                 let component = &mut components[selected.index];
@@ -262,7 +262,7 @@ impl<'a> Jpeg<'a> {
                     let column = mcu % across * h + block % h;
                     let nonzero = component.nonzero.get_mut(row * component.stride + column);
                     let nonzero = nonzero.ok_or_else(impossible_scan)?;
-                    bits.walk_progressive_block(tables, scan.band, &mut end_of_band, nonzero)?;
+                    bits.walk_progressive_block(tables, scan.band, &mut end_of_band_run, nonzero)?;
                 }
             }
         }
@@ -362,7 +362,7 @@ struct EntropyBits<'a> {
     bits: u64,
     /// Number of bits that are read and not taken yet.
     count: u32,
-    /// Number of zeros that were appended to `bits` after the end of the data. At the end, they are the lowest ones.
+    /// Number of zeros that were appended to `bits` after the end of the data. They are its lowest bits.
     padding: u32,
 }
 
@@ -454,13 +454,13 @@ impl<'a> EntropyBits<'a> {
         }
     }
 
-    /// Walks over a block of a progressive picture. `end_of_band` is the number of blocks from this one on that have no
-    /// new coefficients, and bit `k` of `nonzero` says whether coefficient `k` of the block is not zero.
+    /// Walks over a block of a progressive picture. `end_of_band_run` is the number of blocks from this one on that
+    /// have no new coefficients, and bit `k` of `nonzero` says whether coefficient `k` of the block is not zero.
     fn walk_progressive_block(
         &mut self,
         [dc, ac]: [Option<&Huffman>; 2],
         band: Band,
-        end_of_band: &mut u32,
+        end_of_band_run: &mut u32,
         nonzero: &mut u64,
     ) -> Result<(), String> {
         let is_dc = band.first == 0;
@@ -468,22 +468,22 @@ impl<'a> EntropyBits<'a> {
             // One more bit of the DC coefficient.
             (true, true) => self.take(1).map(drop),
             (true, false) => self.walk_difference(dc),
-            (false, true) => self.walk_refined_block(ac, band, end_of_band, nonzero),
-            (false, false) => self.walk_first_block(ac, band, end_of_band, nonzero),
+            (false, true) => self.walk_refined_block(ac, band, end_of_band_run, nonzero),
+            (false, false) => self.walk_first_block(ac, band, end_of_band_run, nonzero),
         }
     }
 
-    /// Walks over a block in the first scan of a band of AC coefficients. `end_of_band` is the number of blocks from
-    /// this one on that have no coefficients.
+    /// Walks over a block in the first scan of a band of AC coefficients. `end_of_band_run` is the number of blocks
+    /// from this one on that have no coefficients.
     fn walk_first_block(
         &mut self,
         table: Option<&Huffman>,
         band: Band,
-        end_of_band: &mut u32,
+        end_of_band_run: &mut u32,
         nonzero: &mut u64,
     ) -> Result<(), String> {
-        if *end_of_band > 0 {
-            *end_of_band -= 1;
+        if *end_of_band_run > 0 {
+            *end_of_band_run -= 1;
             return Ok(());
         }
         let mut k = band.first;
@@ -495,7 +495,7 @@ impl<'a> EntropyBits<'a> {
                 (0, 15) => k += 16,
                 // Zeros to the end of this block, and in whole blocks after it.
                 (0, _) => {
-                    *end_of_band = (1 << run) + self.take(run)? as u32 - 1;
+                    *end_of_band_run = (1 << run) + self.take(run)? as u32 - 1;
                     return Ok(());
                 }
                 // `run` zeros and a coefficient.
@@ -514,17 +514,17 @@ impl<'a> EntropyBits<'a> {
     }
 
     /// Walks over a block in a later scan of a band. The scan has one more bit for each coefficient that was not zero
-    /// in the earlier scans, and new coefficients in between. `end_of_band` is the number of blocks from this one on
-    /// that have no new coefficients.
+    /// in the earlier scans, and new coefficients in between. `end_of_band_run` is the number of blocks from this one
+    /// on that have no new coefficients.
     fn walk_refined_block(
         &mut self,
         table: Option<&Huffman>,
         band: Band,
-        end_of_band: &mut u32,
+        end_of_band_run: &mut u32,
         nonzero: &mut u64,
     ) -> Result<(), String> {
         let mut k = band.first;
-        while *end_of_band == 0 && k <= band.last {
+        while *end_of_band_run == 0 && k <= band.last {
             let symbol = self.take_symbol(table)?;
             let (mut run, size) = (symbol >> 4, symbol & 15);
             match (size, run) {
@@ -532,7 +532,7 @@ impl<'a> EntropyBits<'a> {
                 (0, 15) => {}
                 // Zeros to the end of this block, and in whole blocks after it.
                 (0, _) => {
-                    *end_of_band = (1 << run) + self.take(run)? as u32;
+                    *end_of_band_run = (1 << run) + self.take(run)? as u32;
                     break;
                 }
                 // `run` zeros and a new coefficient, whose sign is the next bit.
@@ -555,13 +555,13 @@ impl<'a> EntropyBits<'a> {
             }
             k += 1;
         }
-        if *end_of_band > 0 {
+        if *end_of_band_run > 0 {
             for k in k..=band.last {
                 if *nonzero >> k & 1 == 1 {
                     self.take(1)?;
                 }
             }
-            *end_of_band -= 1;
+            *end_of_band_run -= 1;
         }
         Ok(())
     }

@@ -87,7 +87,7 @@ impl Orientation {
 
     /// The orientation for a value of the EXIF tag, 1 to 8.
     pub fn from_exif_code(code: u64) -> Option<Self> {
-        // EXIF rotates first and mirrors then. Moving the mirror before a quarter turn inverts the turn.
+        // EXIF rotates first, and then mirrors. Moving the mirror before a quarter turn inverts the turn.
         let (is_mirrored, quarters) = match code {
             1 => (false, 0),
             2 => (true, 0),

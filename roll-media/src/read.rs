@@ -133,7 +133,7 @@ fn read_animation(kind: Animation, path: &Path, frames: &mut Frames) -> std::res
     Ok(())
 }
 
-/// Maximum memory for the kept frames of an animation in a file of `bytes`: 1 GiB, and 64 pixels per byte of the file.
+/// Maximum memory for the kept frames of an animation in a file of `bytes`: 1 GiB plus 64 pixels per byte of the file.
 /// A byte of LZW may become thousands of pixels: without a bound, a kilobyte could take gigabytes. In frames of real
 /// pictures a byte becomes fewer than ten pixels.
 fn memory_of_animation(bytes: usize) -> usize {

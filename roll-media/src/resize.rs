@@ -26,12 +26,12 @@ pub fn target_size([height, width]: [usize; 2], max_pixels: usize, unit: [usize;
         h = (height as f64 / scale) as usize;
         w = (width as f64 / scale) as usize;
     }
-    let [rows, columns] = unit.map(|unit| unit.max(1));
-    let (h, w) = (h / rows * rows, w / columns * columns);
+    let [unit_height, unit_width] = unit.map(|side| side.max(1));
+    let (h, w) = (h / unit_height * unit_height, w / unit_width * unit_width);
     if h == 0 || w == 0 {
         return Err(format!(
-            "frames of {width} x {height} pixels come to {w} x {h} after rounding down to multiples of {columns} x \
-             {rows} (max_pixels {max_pixels}): they need at least these"
+            "frames of {width} x {height} pixels come to {w} x {h} after rounding down to multiples of {unit_width} x \
+             {unit_height} (max_pixels {max_pixels}): they need at least these"
         ));
     }
     Ok([h, w])

@@ -1,4 +1,4 @@
-//! Reads still images: PNG, JPEG, WebP and the first frame of an animation here, others through ffmpeg.
+//! Reads still images: PNG, JPEG, WebP and the first frame of an animation here, other formats through ffmpeg.
 
 use std::io::{BufRead, BufReader, Read, Seek};
 use std::path::Path;
@@ -39,7 +39,7 @@ pub(crate) fn read_picture(path: &Path, decoder: Decoder) -> Result<Picture, Str
         other => {
             let format = if let Container::OtherPicture(_, format) = other { format } else { None };
             let orientation = match other {
-                Container::OtherPicture("TIFF", _) => Some(check_tiff(path)?),
+                Container::OtherPicture("TIFF", _) => Some(tiff_orientation(path)?),
                 Container::OtherPicture("AVIF or HEIF", _) => files::open(path).ok().and_then(heif::orientation),
                 _ => None,
             };
@@ -54,7 +54,7 @@ pub(crate) fn read_picture(path: &Path, decoder: Decoder) -> Result<Picture, Str
 }
 
 /// The orientation of a TIFF file. Fails if ffmpeg would decode the picture wrongly.
-fn check_tiff(path: &Path) -> Result<Orientation, String> {
+fn tiff_orientation(path: &Path) -> Result<Orientation, String> {
     let mut bytes = Vec::new();
     let file = files::open(path).map_err(|e| e.to_string())?;
     file.take(MAX_TIFF_BYTES + 1).read_to_end(&mut bytes).map_err(read_failure)?;

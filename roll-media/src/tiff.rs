@@ -40,7 +40,7 @@ const USUAL: u64 = 1;
 const HORIZONTAL_PREDICTOR: u64 = 2;
 
 /// Bytes of an entry of a directory.
-const ENTRY: usize = 12;
+const ENTRY_BYTES: usize = 12;
 
 /// The error of a kind of TIFF that ffmpeg's decoder reads wrongly.
 fn unreadable(kind: &str) -> Result<(), String> {
@@ -67,7 +67,7 @@ impl<'a> Tiff<'a> {
         let directory = bytes.get(usize::try_from(tiff.number(bytes.get(4..8)?)).ok()?..)?;
         let count = tiff.number(directory.get(..2)?) as usize;
         // If the list is cut short, its remaining entries are used.
-        tiff.entries = directory[2..].get(..ENTRY * count).unwrap_or(&directory[2..]);
+        tiff.entries = directory[2..].get(..ENTRY_BYTES * count).unwrap_or(&directory[2..]);
         Some(tiff)
     }
 
@@ -80,7 +80,7 @@ impl<'a> Tiff<'a> {
     /// The values of an entry that are whole numbers, of any width. `None` if there is no such entry, or if it cannot
     /// be read.
     fn numbers(&self, tag: u16) -> Option<Vec<u64>> {
-        let entry = self.entries.chunks_exact(ENTRY).find(|entry| self.number(&entry[..2]) == u64::from(tag))?;
+        let entry = self.entries.chunks_exact(ENTRY_BYTES).find(|entry| self.number(&entry[..2]) == u64::from(tag))?;
         let width = match self.number(&entry[2..4]) {
             // BYTE and SBYTE.
             1 | 6 => 1,

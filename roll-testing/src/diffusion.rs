@@ -16,7 +16,7 @@ const N: usize = 8;
 /// Shape of the frames: two of them, with three channels of 1 x 2 pixels.
 const FRAMES: [usize; 4] = [2, 3, 1, 2];
 /// Number of values of the frames.
-const PIXELS: usize = 12;
+const FRAME_VALUES: usize = 12;
 
 /// The timestep of pure noise.
 const PURE_NOISE: f64 = 1000.0;
@@ -101,7 +101,7 @@ impl Default for MockDiffusion {
             gradients: Arc::new(Mutex::new(vec![0.0; N * N])),
             base: values(2, N * N).into_iter().map(|v| 0.5 * v).collect(),
             bias: values(3, N),
-            decoder: values(4, PIXELS * N).into_iter().map(|v| 0.2 * v).collect(),
+            decoder: values(4, FRAME_VALUES * N).into_iter().map(|v| 0.2 * v).collect(),
             first_frame: None,
             early: None,
             references: Vec::new(),
@@ -259,7 +259,7 @@ impl MockDiffusion {
         let added = match (adapter, &self.early) {
             (Adapter::Off, _) => None,
             (Adapter::Start, _) => self.start.as_ref(),
-            (Adapter::On, Some((above, adapter))) if timestep.0 > *above => Some(adapter),
+            (Adapter::On, Some((above, early_adapter))) if timestep.0 > *above => Some(early_adapter),
             (Adapter::On, _) => Some(&self.adapter),
         };
         let matrix: Vec<f32> = match added {
@@ -419,7 +419,7 @@ impl Strategy for Descent {
 
 /// A sample with a clip of two frames, as row `index` of a data set.
 pub fn sample(index: u64, prompt: &str) -> Sample {
-    let frames = Tensor::new(values(FIRST_CLIP_KEY + index, PIXELS), FRAMES).unwrap();
+    let frames = Tensor::new(values(FIRST_CLIP_KEY + index, FRAME_VALUES), FRAMES).unwrap();
     let clip = Arc::new(Video::new(frames, 8.0).unwrap());
     Sample::new(index, format!("row {index}"), prompt, SampleVideo::Clip(clip))
 }

@@ -55,12 +55,12 @@ fn detector() -> Vec<u8> {
             let anchors = cells * cells * 2;
             let (mut gain, mut bias) = (vec![0.0; anchors * width], vec![0.0; anchors * width]);
             let (cell, centre) = (SIDE / 2 / stride, (SIDE / 2) as f32);
-            let detecting = if stride == 8 { Some((cell * cells + cell) * 2) } else { None };
-            match (kind, detecting) {
+            let detecting_anchor = if stride == 8 { Some((cell * cells + cell) * 2) } else { None };
+            match (kind, detecting_anchor) {
                 ("score", _) => {
                     // sigmoid(80 mean - 20) exceeds 1/2 at a mean above 0.25. The other anchors never detect anything.
                     bias.fill(-20.0);
-                    if let Some(anchor) = detecting {
+                    if let Some(anchor) = detecting_anchor {
                         (gain[anchor], bias[anchor]) = (80.0, -20.0);
                     }
                 }

@@ -280,7 +280,7 @@ fn read_manifest(path: &Path) -> Result<Manifest> {
     Ok(manifest)
 }
 
-/// Steps and directories of the checkpoints in the directory `checkpoints`, oldest first; none if it does not exist.
+/// Steps and directories of the checkpoints in the directory `checkpoints`, oldest first; empty if it does not exist.
 pub fn list(checkpoints: &Path) -> Result<Vec<(u64, PathBuf)>> {
     let entries = match fs::read_dir(checkpoints) {
         Err(e) if e.kind() == std::io::ErrorKind::NotFound => return Ok(Vec::new()),

@@ -18,7 +18,7 @@ use crate::trainer::RunSummary;
 /// its machine.
 pub const TIME_LIMIT: Duration = Duration::from_secs(60);
 
-/// Most characters of the error in [`VARIABLES`]. Linux allows 128 KiB for a variable.
+/// Maximum number of characters of `ROLL_RUN_ERROR`. Linux allows 128 KiB for a variable.
 const MAX_ERROR: usize = 4096;
 
 /// The variables that the command gets: the status ("done", "stopped", "failed" or "interrupted"), the run directory,

@@ -13,7 +13,7 @@ use roll_external::process::ChildGroup;
 pub(crate) const RUN_DIR: &str = "ROLL_RUN_DIR";
 /// Time that the command has at the end of the run to finish its work, before it is killed.
 const TIME_LIMIT: Duration = Duration::from_secs(60);
-/// Most lines that wait for a slow command. Further lines are left out, because training must not wait.
+/// Maximum number of lines that wait for a slow command. Further lines are left out, because training must not wait.
 const MAX_WAITING: usize = 4096;
 
 /// The running command of `on_metrics`.

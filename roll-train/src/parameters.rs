@@ -5,9 +5,9 @@ use roll_core::{Model, Result};
 /// The metric with the norm of the parameters.
 pub(crate) const NORM: &str = "actor/param_norm";
 
-/// Most parameters whose norm and hash are computed after each step. More would take too long, since all of them are
-/// copied for it. LoRA of rank 32 on both experts of A14B is below the limit, with 306,708,480; training all weights of
-/// a model is mostly above it.
+/// Maximum number of parameters of a model whose norm and hash are computed after each step. More would take too long,
+/// since all of them are copied for it. LoRA of rank 32 on both experts of A14B is below the limit, with 306,708,480;
+/// training all weights of a model is mostly above it.
 const MAX_SUMMED: usize = 1 << 29;
 /// Number of values in a part in which parameters are read. A larger tensor is one part.
 const VALUES_OF_PART: usize = 1 << 22;

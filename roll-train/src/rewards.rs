@@ -281,8 +281,9 @@ impl RewardScorer for WeightedSum {
         for (i, part) in self.parts.iter_mut().enumerate() {
             match part.scorer.prepare(reference) {
                 Ok(part_target) => {
-                    let named = part_target.tensors.into_iter().map(|(name, tensor)| (format!("{i}/{name}"), tensor));
-                    tensors.extend(named);
+                    let named_tensors =
+                        part_target.tensors.into_iter().map(|(name, tensor)| (format!("{i}/{name}"), tensor));
+                    tensors.extend(named_tensors);
                 }
                 Err(error) => {
                     let Some(reason) = error.missing_reason() else {

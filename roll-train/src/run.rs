@@ -24,7 +24,7 @@ pub struct Run<'a> {
     adapt: Option<Adapt>,
     destination: Destination,
     /// The run directory, once rank 0 has created it.
-    created: OnceLock<RunDir>,
+    created_dir: OnceLock<RunDir>,
 }
 
 /// A function that changes the context of a rank.
@@ -46,7 +46,8 @@ impl<'a> Run<'a> {
 
     /// A run of this configuration, whose components are made in `context`.
     pub fn new(loaded: LoadedConfig, registry: &'a Registry, context: BuildContext) -> Self {
-        Self { loaded, registry, context, adapt: None, destination: Destination::New(None), created: OnceLock::new() }
+        let (destination, created_dir) = (Destination::New(None), OnceLock::new());
+        Self { loaded, registry, context, adapt: None, destination, created_dir }
     }
 
     /// Writes to the new directory `dir` instead of one below `output_dir`.
@@ -110,7 +111,7 @@ impl<'a> Run<'a> {
         let result =
             ranks::run(&self.loaded.config, self.context.ranks.clone(), |ranks| self.train_rank(ranks, &begin_session));
         // If another rank found the error first, rank 0 did not know that it is the user's.
-        if let (Err(error), Some(dir)) = (&result, self.created.get())
+        if let (Err(error), Some(dir)) = (&result, self.created_dir.get())
             && error.fault() == Fault::User
         {
             dir.discard_beginning()?;
@@ -129,8 +130,8 @@ impl<'a> Run<'a> {
         };
         let division = self.registry.division(&config.strategy.name, &config.strategy.options);
         let rank_count = ranks::of_process(config, job.as_ref());
-        let open_the_same = division.is_ok_and(|division| division.token_ranks <= 1);
-        if rank_count > 1 && open_the_same {
+        let all_ranks_open_the_same = division.is_ok_and(|division| division.token_ranks <= 1);
+        if rank_count > 1 && all_ranks_open_the_same {
             // One rank opens for all: a rank of A14B's LoRA takes 3 GB.
             ranks::warn_of_many(rank_count);
             open(Arc::new(FirstRank(rank_count)))
@@ -147,12 +148,12 @@ impl<'a> Run<'a> {
     ) -> Result<RunSummary> {
         let is_first = ranks.rank().0 == 0;
         let session = begin_session(ranks.as_ref())?;
-        let resumed = match &self.destination {
+        let resumed_dir = match &self.destination {
             Destination::Resumed(dir) => Some(dir),
             Destination::New(_) => None,
         };
         // Opening the networks takes minutes. Without a lock, another process could train this run further meanwhile.
-        let lock_of_resumed = match resumed {
+        let lock_of_resumed = match resumed_dir {
             Some(dir) if is_first => Some(dir.lock()?),
             _ => None,
         };
@@ -161,7 +162,7 @@ impl<'a> Run<'a> {
         }
         let context = self.context_of(ranks)?;
         let mut trainer = Trainer::new(self.loaded.clone(), self.registry, &context)?;
-        if let Some(dir) = resumed {
+        if let Some(dir) = resumed_dir {
             // The other ranks choose the checkpoint once the first one holds the lock.
             context.ranks.barrier()?;
             resume_newest(&mut trainer, dir, &self.loaded.config)?;
@@ -170,7 +171,7 @@ impl<'a> Run<'a> {
             Destination::Resumed(dir) => is_first.then(|| dir.clone()),
             Destination::New(_) if is_first => {
                 let created = RunDir::create(self.directory()?)?;
-                Some(self.created.get_or_init(|| created).clone())
+                Some(self.created_dir.get_or_init(|| created).clone())
             }
             Destination::New(_) => None,
         };

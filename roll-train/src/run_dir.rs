@@ -32,7 +32,8 @@ const TRACES: [&str; 4] = [CONFIG, "metrics.jsonl", "summary.json", "checkpoints
 const MAX_LOCK_BYTES: u64 = 64;
 
 /// Files and directories that the steps of a run extend or delete.
-const WRITTEN: [&str; 6] = ["checkpoints", "samples", "evaluations", "votes", "metrics.jsonl", "trajectories.jsonl"];
+const WRITTEN_ENTRIES: [&str; 6] =
+    ["checkpoints", "samples", "evaluations", "votes", "metrics.jsonl", "trajectories.jsonl"];
 
 /// Keeps other processes from writing a run, see [`RunDir::lock`].
 #[derive(Debug)]
@@ -116,7 +117,7 @@ impl RunDir {
     }
 
     /// The run directories at `path`: `path` itself if it is the directory of a run, else the runs in the directories
-    /// directly below it, by name. Without any, `path` alone is returned, because a run may begin there later.
+    /// directly below it, by name. Without any run, `path` alone is returned, because a run may begin there later.
     pub fn runs_at(path: &Path) -> Vec<PathBuf> {
         if Self::has_run(path) {
             return vec![path.into()];
@@ -172,7 +173,7 @@ impl RunDir {
 
     /// Fails if something that the run writes or deletes is a link, since the run would then change files elsewhere.
     fn refuse_links(&self) -> Result<()> {
-        for name in WRITTEN {
+        for name in WRITTEN_ENTRIES {
             files::refuse_links(&self.path, &self.path.join(name))?;
         }
         // Entries of these directories, such as the folders of steps, must not be links either.
@@ -280,7 +281,9 @@ impl RunDir {
         if found.algorithm == config.algo.name && found.configuration == first_fingerprint {
             return Ok(());
         }
-        let short = |fingerprint: &str| fingerprint.chars().take(12).collect::<String>();
+        /// Number of digits of a fingerprint in a message.
+        const SHOWN_DIGITS: usize = 12;
+        let short = |fingerprint: &str| fingerprint.chars().take(SHOWN_DIGITS).collect::<String>();
         let (checkpoint_path, run_path) = (checkpoint.path().display(), self.path.display());
         let problem = format!(
             "is of another run: expected one of `{}` by `{}` that began with configuration {}, found `{}` by `{}` \

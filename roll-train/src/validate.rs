@@ -7,8 +7,8 @@ use crate::config::LoadedConfig;
 /// Validates `model` by the configured algorithm, on the held-out data that a run of this configuration would validate
 /// on. Returns the algorithm's headlines and the result.
 ///
-/// Fails if the algorithm generates for clips, which it does not validate itself; if it acts in an environment and the
-/// configuration names none; or if the configuration turns validations off.
+/// Fails if the algorithm trains on clips, because such an algorithm does not validate itself; if it acts in an
+/// environment and the configuration names none; or if the configuration turns validations off.
 pub fn validate(
     loaded: &LoadedConfig,
     registry: &Registry,
@@ -30,6 +30,6 @@ pub fn validate(
     algorithm.check(model, None)?;
     let first_step = 0;
     let validation = algorithm.validate(first_step, model, &config.noise(), progress)?;
-    let none = || Error::config("algo", format!("`{name}` validates nothing by this configuration"));
-    Ok((algorithm.headlines(), validation.ok_or_else(none)?))
+    let no_validation = || Error::config("algo", format!("`{name}` validates nothing by this configuration"));
+    Ok((algorithm.headlines(), validation.ok_or_else(no_validation)?))
 }

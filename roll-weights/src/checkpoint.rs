@@ -34,7 +34,7 @@ struct StoredTensor {
 
 /// A change of the values of tensors whenever they are read, such as an adapter that is merged into the weights.
 pub trait ChangeOnRead: Send + Sync {
-    /// Whether the tensor is changed. Only tensors that their file has in f32, bf16 or f16 may be.
+    /// Whether the tensor is changed. Only tensors that their file has in f32, bf16 or f16 may be changed.
     fn touches(&self, key: &str) -> bool;
 
     /// Changes the values of a tensor, row-major. They are rounded to the file's dtype once, afterwards.
@@ -191,8 +191,8 @@ impl Checkpoint {
         self.keys().filter_map(|k| Some((k.to_string(), self.info(k)?.shape.clone()))).collect()
     }
 
-    /// Returns the same tensors, which [`Checkpoint::tensor`], [`Checkpoint::state`] and [`Checkpoint::all`] then
-    /// return changed by `change`.
+    /// Returns the same tensors with `change`. [`Checkpoint::tensor`], [`Checkpoint::state`] and [`Checkpoint::all`] of
+    /// the result return changed values.
     pub fn with_change(self, change: Arc<dyn ChangeOnRead>) -> Self {
         Self { change: Some(change), ..self }
     }

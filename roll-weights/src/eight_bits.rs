@@ -47,7 +47,7 @@ impl Checkpoint {
     }
 
     /// Whether the file has the weight `key` in a supported eight-bit format.
-    pub fn is_scaled(&self, key: &str) -> bool {
+    pub fn is_in_eight_bits(&self, key: &str) -> bool {
         self.eight_bits(key).is_some()
     }
 

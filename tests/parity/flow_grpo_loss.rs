@@ -166,7 +166,7 @@ fn window(entry: &Entry, inputs: &StateDict, exact: &mut Exact) -> Outcome {
             };
             let term = clip(shift, bounded(*advantage, entry.adv_clip_max), range).term;
             let reference: Vec<f64> = read("mean_ref")?.iter().map(|v| f64::from(*v)).collect();
-            let scale = if entry.kl == "std_dt" { step.level() * step.root() } else { step.level() };
+            let scale = if entry.kl == "std_dt" { step.noise_scale() * step.root() } else { step.noise_scale() };
             let variance = 2.0 * scale * scale;
             loss += (term.loss + entry.beta * mean_shift(&mean, &reference, mask) / variance) / count;
             let d_log_prob = step.d_mean(&next, &mean, mask);

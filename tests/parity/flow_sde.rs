@@ -42,7 +42,7 @@ pub fn run(case: &Case) -> Outcome<Report> {
             for (name, values) in [("mean", &mean), ("next", &next)] {
                 put(name, values);
             }
-            put("std_dev_t", &[step.level()]);
+            put("std_dev_t", &[step.noise_scale()]);
             put("std", &[step.std()]);
             if kind == SdeKind::Wan {
                 put("rescale", &[step.rescale()]);

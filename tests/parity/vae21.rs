@@ -41,7 +41,7 @@ pub fn run(case: &Case) -> Outcome<Report> {
     let video = video(&inputs["video"])?;
     report.compare("encode", &vae.encode(&video)?);
     report.compare("encode_single_frame", &vae.encode(&head(&video, 1)?)?);
-    let plain = LatentStatistics::none(vae.config().z_dim);
+    let plain = LatentStatistics::identity(vae.config().z_dim);
     let unnormalised = Vae::load_with_statistics(&weights, &plain, device)?;
     report.compare("encode_unnormalised_mu", &unnormalised.encode(&video)?);
     let encoded =

@@ -7,7 +7,7 @@ use roll_core::{Error, Fault};
 #[non_exhaustive]
 #[allow(missing_docs)] // the message of a variant names its fields
 pub enum AlgorithmError {
-    /// The model is of another kind.
+    /// The model is not of the kind that the algorithm trains.
     #[error(
         "the algorithm `{algorithm}` trains {kind}, and this model is not one; choose another `algo.name` or \
          `model.name`"

@@ -1,4 +1,4 @@
-//! The distribution of a step's work over ranks, and the exchange of their numbers.
+//! The distribution of a step's work over ranks, and the exchange of numbers between ranks.
 
 use std::ops::Range;
 

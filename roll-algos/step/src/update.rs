@@ -16,8 +16,9 @@ pub enum OnNonfinite {
     Stop,
 }
 
-/// Updates the parameters by the mean gradient of the `counted` samples of all ranks, unless a rank met a value that
-/// is not finite. A part of a sample counts as a fraction. Returns `None` if there was no update.
+/// Updates the parameters by the mean gradient over the samples of all ranks, of which this rank has `counted`, unless
+/// a rank met a value that is not finite. A part of a sample counts as a fraction. Returns `None` if there was no
+/// update.
 ///
 /// `before_update` runs on every rank just before an update that takes place, with the number of samples of all ranks.
 /// Reward-FL measures gradient norms in it; other algorithms pass [`nothing_before_update`].
@@ -37,13 +38,13 @@ pub fn finish(
     ranks.all_reduce(&mut sums)?;
     // With sequence parallelism, each rank of a token group has counted the group's samples.
     let ranks_per_sample = ranks.world_size() / ctx.strategy.ranks().data.world_size().max(1);
-    let (counted, any_nonfinite) = (f64::from(sums[0]) / ranks_per_sample.max(1) as f64, sums[1] > 0.0);
+    let (all_counted, any_nonfinite) = (f64::from(sums[0]) / ranks_per_sample.max(1) as f64, sums[1] > 0.0);
     let mut update = None;
     if any_nonfinite {
         discard_gradients(ctx)?;
-    } else if counted > 0.0 {
-        before_update(ctx.strategy.ranks().all.as_ref(), counted)?;
-        update = Some(ctx.strategy.step(ctx.model, ctx.learning_rate, 1.0 / counted)?);
+    } else if all_counted > 0.0 {
+        before_update(ctx.strategy.ranks().all.as_ref(), all_counted)?;
+        update = Some(ctx.strategy.step(ctx.model, ctx.learning_rate, 1.0 / all_counted)?);
     }
     if let Some(update) = update.as_ref().filter(|u| !u.applied) {
         nonfinite.get_or_insert(("the gradient norm".into(), update.grad_norm));

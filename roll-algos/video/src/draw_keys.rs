@@ -1,4 +1,4 @@
-//! The keys of a sample's random draws, and the range of a draw. Keys do not depend on the number of ranks.
+//! The keys of a sample's random draws, and the mapping of a draw to [0, 1). Keys do not depend on the number of ranks.
 //!
 //! A key has fields that do not overlap: the sample's index in the low bits, how often the sample occurred earlier in
 //! the same step from bit 40, and the number of the video from bit 52. Policy gradients add the number of the update or
@@ -39,7 +39,7 @@ pub(crate) fn draw_key(sample: &Sample, repeats: u64) -> u64 {
     sample.index ^ (repeats << REPEATS_BIT)
 }
 
-/// A uniform draw from [-1, 1), as [`Noise::uniform`](roll_core::Noise::uniform) returns it, as a draw from [0, 1).
+/// Maps a uniform draw from [-1, 1), the range of [`Noise::uniform`](roll_core::Noise::uniform), to [0, 1).
 pub(crate) fn in_unit_interval(draw: f32) -> f64 {
     0.5 * (f64::from(draw) + 1.0)
 }

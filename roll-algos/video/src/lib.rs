@@ -1,9 +1,9 @@
-//! Training of video diffusion models: the algorithms Reward-FL, DiffusionNFT, Flow-GRPO and flow matching, and what a
-//! run of them trains on.
+//! Training of video diffusion models: the algorithms Reward-FL, DiffusionNFT, Flow-GRPO and flow matching, and the
+//! data that their runs train on.
 //!
 //! An algorithm composes values and pullbacks of a model and a reward; it sees no device and no autodiff graph.
-//! [`rows`] are the clips and prompts of `data.metadata`. [`task`] is the task of runs on them: it deals rows out to
-//! the algorithm, evaluates, and looks for reward hacking. Both come with the feature `task`; a plugin uses the
+//! [`rows`] are the clips and prompts of `data.metadata`. [`task`] is the task of runs on these rows: it deals rows
+//! out to the algorithm, evaluates, and looks for reward hacking. Both come with the feature `task`; a plugin uses the
 //! algorithms alone.
 //!
 //! *What it is not*: a trainer (`roll-train` has steps, checkpoints and metrics), and it imports no model and no
@@ -28,7 +28,7 @@
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
-// The tests load configurations that name its model.
+// The tests load configurations that name the model of `roll-wan`.
 #[cfg(test)]
 use roll_wan as _;
 

@@ -35,7 +35,7 @@ pub fn policy_gradient(config: &ConfiguredOptions<'_>) -> Result<Vec<String>> {
 
 /// The note on `algo.kl_reference` in a run that starts from a LoRA and computes no KL.
 pub fn kl_reference(config: &ConfiguredOptions<'_>) -> Vec<String> {
-    // Without an initial LoRA the key is noted as idle already.
+    // Without an initial LoRA, the table of the algorithm notes the key already.
     let starts_from_lora = config.value("model.lora_checkpoint").is_some();
     if starts_from_lora && evaluates_nothing(config) { config.idle(&[NO_KL]) } else { Vec::new() }
 }
@@ -47,19 +47,19 @@ fn evaluates_nothing(config: &ConfiguredOptions<'_>) -> bool {
     config.value("evaluation.metadata").is_none() && samples == 0.0 && prompts == 0
 }
 
-/// The note on buckets under an algorithm that computes one sample at a time. Buckets then decide size, length and
-/// order of the clips, but no batches.
+/// The note on buckets under an algorithm that computes one sample at a time. Under such an algorithm, buckets decide
+/// size, length and order of the clips, but no batches.
 pub fn buckets(config: &ConfiguredOptions<'_>) -> Result<Vec<String>> {
     let algorithm = config.value("algo.name").and_then(|name| name.as_str()).unwrap_or("the algorithm");
-    let named = config.named(&["data.bucket_ratios", "data.bucket_frames"]);
-    // `named` ends with its verb: "`data.bucket_frames: [33]` has".
-    let note = |named| {
+    // Subject and verb of the sentence: "`data.bucket_frames: [33]` has".
+    let beginning = config.named(&["data.bucket_ratios", "data.bucket_frames"]);
+    let note = |beginning| {
         format!(
-            "{named} an effect on the size, length and order of clips alone: `{algorithm}` computes one sample at a \
-             time"
+            "{beginning} an effect on the size, length and order of clips alone: `{algorithm}` computes one sample at \
+             a time"
         )
     };
-    Ok(named.map(note).into_iter().collect())
+    Ok(beginning.map(note).into_iter().collect())
 }
 
 roll_core::inventory::submit! {

@@ -54,9 +54,9 @@ impl FlowSchedule {
         Ok(Self::shifted(timesteps.iter().map(|&t| t as f32 / TRAIN_TIMESTEPS), shift))
     }
 
-    /// One step from the noise level `at` to `to`, in either direction.
-    pub(crate) fn between(at: Sigma, to: Sigma) -> Self {
-        let sigmas = vec![at.0 as f32, to.0 as f32];
+    /// One step from the noise level `from` to `to`, in either direction.
+    pub(crate) fn between(from: Sigma, to: Sigma) -> Self {
+        let sigmas = vec![from.0 as f32, to.0 as f32];
         Self { timesteps: sigmas.iter().map(|s| s * TRAIN_TIMESTEPS).collect(), sigmas }
     }
 

@@ -73,7 +73,7 @@ impl Functions {
     fn of_process() -> Result<&'static Self, String> {
         static FOUND: OnceLock<Result<Functions, String>> = OnceLock::new();
         let found = FOUND.get_or_init(|| {
-            let library = loaded().ok_or("libtorch has loaded no libcudart")?;
+            let library = loaded_runtime().ok_or("libtorch has loaded no libcudart")?;
             Ok(Self::find(library)?)
         });
         found.as_ref().map_err(String::clone)
@@ -96,7 +96,7 @@ impl Functions {
 /// Finds the runtime that is loaded in this process: by its usual names, or, because libtorch's archives rename the
 /// file, by the paths in the process's memory map.
 #[cfg(target_os = "linux")]
-fn loaded() -> Option<Library> {
+fn loaded_runtime() -> Option<Library> {
     use libloading::os::unix::{Library as Unix, RTLD_NOW};
     /// `RTLD_NOLOAD` of `dlfcn.h`: fails unless the library is loaded.
     const RTLD_NOLOAD: c_int = 4;
@@ -104,18 +104,18 @@ fn loaded() -> Option<Library> {
     // SAFETY: nothing is loaded, so no initialiser runs.
     let open = |name: &str| unsafe { Unix::open(Some(name), RTLD_NOW | RTLD_NOLOAD) }.ok();
     let maps = || std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
-    let library = NAMES.into_iter().find_map(open).or_else(|| mapped(&maps()).into_iter().find_map(open));
+    let library = NAMES.into_iter().find_map(open).or_else(|| mapped_runtimes(&maps()).into_iter().find_map(open));
     library.map(Library::from)
 }
 
 #[cfg(not(target_os = "linux"))]
-fn loaded() -> Option<Library> {
+fn loaded_runtime() -> Option<Library> {
     None
 }
 
 /// Paths of CUDA runtimes in Linux's memory map of a process: `address permissions offset device inode path`.
 #[cfg(target_os = "linux")]
-fn mapped(maps: &str) -> Vec<&str> {
+fn mapped_runtimes(maps: &str) -> Vec<&str> {
     let paths = maps.lines().filter_map(|line| line.find('/').map(|at| &line[at..]));
     let is_runtime = |path: &&str| {
         let name = path.rsplit('/').next().unwrap_or(path);
@@ -256,24 +256,24 @@ impl Runtime for Cuda {
 }
 
 /// The copy streams of each GPU that was requested; `None` if they cannot be used.
-static KNOWN: Mutex<Vec<(usize, Option<Arc<CopyStreams<Cuda>>>)>> = Mutex::new(Vec::new());
+static STREAMS_BY_GPU: Mutex<Vec<(usize, Option<Arc<CopyStreams<Cuda>>>)>> = Mutex::new(Vec::new());
 
 /// The copy streams of a GPU, in libtorch's numbering. `None` if they cannot be used, which was logged.
 pub(crate) fn copy_streams_of(device: usize) -> Option<Arc<CopyStreams<Cuda>>> {
-    let mut known = lock(&KNOWN);
-    if let Some((_, copy_streams)) = known.iter().find(|(number, _)| *number == device) {
+    let mut streams_by_gpu = lock(&STREAMS_BY_GPU);
+    if let Some((_, copy_streams)) = streams_by_gpu.iter().find(|(number, _)| *number == device) {
         return copy_streams.clone();
     }
     let copy_streams =
         Cuda::new(device).map(|cuda| CopyStreams::new(cuda, SPARE)).map_err(|error| warn_unusable(&error)).ok();
-    known.push((device, copy_streams.clone()));
+    streams_by_gpu.push((device, copy_streams.clone()));
     copy_streams
 }
 
 /// Disables the copy streams of this GPU after a failure.
 pub(crate) fn disable(device: usize, error: &RuntimeError) {
-    let mut known = lock(&KNOWN);
-    if let Some((_, copy_streams)) = known.iter_mut().find(|(number, _)| *number == device)
+    let mut streams_by_gpu = lock(&STREAMS_BY_GPU);
+    if let Some((_, copy_streams)) = streams_by_gpu.iter_mut().find(|(number, _)| *number == device)
         && copy_streams.take().is_some()
     {
         warn_unusable(error);
@@ -299,6 +299,9 @@ mod tests {
                     7f02-7f03 r--p 00000000 fe:00 13   /opt/torch lib/libcudart.so.13\n\
                     7f03-7f04 r--p 00000000 fe:00 14   /opt/libcudart/libc10.so\n\
                     7ffc-7ffd rw-p 00000000 00:00 0    [stack]\n";
-        assert_eq!(mapped(maps), ["/opt/torch/lib/libcudart-d0da41ae.so.11.0", "/opt/torch lib/libcudart.so.13"]);
+        assert_eq!(
+            mapped_runtimes(maps),
+            ["/opt/torch/lib/libcudart-d0da41ae.so.11.0", "/opt/torch lib/libcudart.so.13"]
+        );
     }
 }

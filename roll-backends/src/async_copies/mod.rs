@@ -27,8 +27,8 @@
 //!    that event or, if the host itself reads or writes the buffer, makes the host wait.
 //! 5. A copy to the GPU begins after the copy that filled its buffer. Either the host has waited for that copy, or the
 //!    compute stream has been made to wait for it, and by rule 3 the copy to the GPU waits for the compute stream.
-//! 6. If a call fails, the host waits for the copies that may have been queued before memory is freed. If that fails
-//!    too, the memory is leaked.
+//! 6. If a call fails, the host waits for the copies that may have been queued, and only then is memory freed. If the
+//!    wait fails too, the memory is leaked.
 //!
 //! Page-locking is slow (tenths of a second per GB) and is therefore done once: the pool keeps its buffers over the
 //! steps, until [`CopyStreams`] is dropped. The pool is at most `spare` bytes larger than its peak use. Buffers have
@@ -65,10 +65,12 @@ pub(crate) struct CopyStreams<R: Runtime> {
 /// A tensor in pinned host memory, or in flight to it. `T` owns the device memory that is copied.
 pub(crate) struct D2hCopy<R: Runtime, T> {
     copy_streams: Arc<CopyStreams<R>>,
+    /// `None` only while the copy is dropped.
     buffer: Option<Buffer<R>>,
     bytes: usize,
     /// Reached when the copy has finished.
     done: Arc<R::Event>,
+    /// `None` once the device memory is released.
     source: Option<T>,
 }
 

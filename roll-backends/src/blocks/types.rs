@@ -348,7 +348,7 @@ fn q6_k(block: &[u8; 210], values: &mut [f32; 256]) {
     for (group, values) in values.chunks_exact_mut(16).enumerate() {
         let PairPlace { half, pair, first_byte } = PairPlace::of(group);
         // Eight groups share 64 bytes of nibbles. The groups of the first and third pair have the low and the high
-        // nibbles of the first 32 bytes, the others those of the last 32 bytes.
+        // nibbles of the first 32 bytes, the groups of the second and fourth pair those of the last 32 bytes.
         let nibbles = &nibbles[64 * half + 32 * (pair % 2) + first_byte..][..16];
         let bit_pairs = &bit_pairs[32 * half + first_byte..][..16];
         let scale = block_scale * f32::from(scales[group] as i8);

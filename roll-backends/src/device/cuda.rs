@@ -17,11 +17,11 @@ pub fn check_usable(number: usize) -> Result<(), String> {
         let names = DRIVER.join(" or ");
         format!("NVIDIA's driver is not installed: {names} is not found (`nvidia-smi` lists the GPUs where it is)")
     })?;
-    let (count, newest) = devices(driver)?;
+    let (count, newest_cuda) = devices(driver)?;
     if number >= count {
         return Err(super::no_such_device(number, count));
     }
-    compiler::check_usable(newest)
+    compiler::check_usable(newest_cuda)
 }
 
 /// Configures CubeCL for CUDA. Must be called before the first device is opened.

@@ -17,9 +17,9 @@ pub fn total(backend: &str) -> Option<u64> {
     from_driver().or_else(|| query_nvidia_smi("memory.total", number))
 }
 
-/// Bytes that all processes together use on an NVIDIA GPU; `number` counts the GPUs that this process sees. `None` if
-/// neither `nvidia-smi` nor the driver answers. `nvidia-smi` is queried first, because the driver answers only in a
-/// CUDA context, which takes memory itself.
+/// Bytes that all processes together use on an NVIDIA GPU; `number` is its index among the GPUs that this process
+/// sees. `None` if neither `nvidia-smi` nor the driver answers. `nvidia-smi` is queried first, because the driver
+/// answers only in a CUDA context, which takes memory itself.
 pub fn used(number: usize) -> Option<u64> {
     query_nvidia_smi("memory.used", number).or_else(|| Driver::open(&DRIVER)?.used(number))
 }
@@ -57,13 +57,13 @@ impl Driver {
     /// The driver's handle of a GPU.
     fn device(&self, number: usize) -> Option<c_int> {
         let (mut device, number) = (0, c_int::try_from(number).ok()?);
-        // SAFETY: the number outlives the call.
+        // SAFETY: `device` outlives the call.
         (unsafe { (self.device)(&mut device, number) } == SUCCESS).then_some(device)
     }
 
     fn total(&self, number: usize) -> Option<u64> {
         let (mut bytes, device) = (0, self.device(number)?);
-        // SAFETY: as in `device`.
+        // SAFETY: `bytes` outlives the call.
         (unsafe { (self.total)(&mut bytes, device) } == SUCCESS).then_some(bytes as u64)
     }
 
@@ -86,11 +86,11 @@ impl Driver {
 }
 
 /// Bytes of the memory figure `what` of a GPU, as `nvidia-smi` reports it. `nvidia-smi` numbers all GPUs of the
-/// machine, whereas `number` counts those of CUDA_VISIBLE_DEVICES and is looked up there.
+/// machine, whereas `number` is an index into CUDA_VISIBLE_DEVICES and is looked up there.
 fn query_nvidia_smi(what: &str, number: usize) -> Option<u64> {
     let visible = std::env::var("CUDA_VISIBLE_DEVICES").unwrap_or_default();
-    let name = if visible.is_empty() { number.to_string() } else { visible.split(',').nth(number)?.trim().to_string() };
-    let arguments = [&format!("--query-gpu={what}"), "--format=csv,noheader,nounits", "--id", &name];
+    let id = if visible.is_empty() { number.to_string() } else { visible.split(',').nth(number)?.trim().to_string() };
+    let arguments = [&format!("--query-gpu={what}"), "--format=csv,noheader,nounits", "--id", &id];
     let output = Command::new("nvidia-smi").args(arguments).output().ok()?;
     let mebibytes: u64 = String::from_utf8(output.stdout).ok()?.trim().parse().ok()?;
     Some(mebibytes << 20)

@@ -1,5 +1,5 @@
-//! An NCCL communicator that never blocks: calls return at once, and [`Comm::is_ready`] returns whether NCCL has
-//! finished the work that they began.
+//! An NCCL communicator that does not wait for other ranks: calls other than [`Comm::abort`] return at once, and
+//! [`Comm::is_ready`] returns whether NCCL has finished the work that they began.
 
 use std::ffi::c_int;
 use std::sync::mpsc;

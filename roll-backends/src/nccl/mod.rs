@@ -7,8 +7,8 @@
 //! NCCL and the CUDA runtime are loaded at run time. The ranks find each other over the *host communicator*, which is
 //! TCP. It also carries small values, barriers and failures. NCCL itself neither notices nor names a rank that is
 //! missing, so every collective begins with a barrier of the host communicator. Nothing waits for ever: the
-//! communicator does not block, each wait has a timeout and asks the host communicator for failures, and after a
-//! failure the communicator is aborted, which ends kernels that wait for other ranks.
+//! communicator does not block, and each wait has a timeout and asks the host communicator for failures. After a
+//! failure, the NCCL communicator is aborted, which ends kernels that wait for other ranks.
 //!
 //! Values are in host memory, as [`Communicator`] requires. They are staged through pinned memory and one pair of
 //! device buffers, on a stream of their own that waits for no other kernels. All memory is allocated before the
@@ -17,8 +17,8 @@
 //! any time.
 //!
 //! NCCL breaks one promise of [`Communicator`]: it sums in the order of its rings and trees. The sums are equal on
-//! every rank, and in every run on the same machines, but the ZeRO stages then agree up to rounding instead of bit for
-//! bit.
+//! every rank, and in every run on the same machines. With such sums, however, the ZeRO stages agree up to rounding
+//! instead of bit for bit.
 
 mod comm;
 mod library;
@@ -29,7 +29,7 @@ use std::ffi::{CStr, c_char, c_int, c_void};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError, TryLockError};
 use std::time::{Duration, Instant};
 
-use roll_core::communicator::{check_lengths, join};
+use roll_core::communicator::{self, check_lengths};
 use roll_core::{Communicator, Error, Fault, Rank, RanksError, Result};
 use serde::{Deserialize, Serialize};
 
@@ -43,7 +43,8 @@ use library::{
 pub const SMALL: usize = 1 << 12;
 /// Interval at which a rank that waits for NCCL asks whether another rank failed.
 const CHECK_INTERVAL: Duration = Duration::from_millis(200);
-/// Interval at which a rank that waits asks NCCL, or tries to lock the state of another thread's collective.
+/// Interval at which a rank asks whether NCCL has connected it, or tries to lock the state of another thread's
+/// collective.
 const POLL_INTERVAL: Duration = Duration::from_millis(1);
 /// Timeout of a collective until [`Communicator::set_timeout`] sets another.
 const DEFAULT_TIMEOUT: Duration = Duration::from_secs(30 * 60);
@@ -168,7 +169,7 @@ impl NcclRanks {
         // All ranks must be ready before NCCL starts, because it would wait until the limit for a missing rank.
         let prepared = device.map_err(|reason| NcclError::NoGpu { reason }).and_then(prepare);
         let own_identity = prepared.as_ref().map(|prepared| prepared.identity.clone()).map_err(ToString::to_string);
-        let identities: Vec<std::result::Result<Identity, String>> = join(host.as_ref(), &own_identity)?;
+        let identities: Vec<std::result::Result<Identity, String>> = communicator::join(host.as_ref(), &own_identity)?;
         let Prepared { nccl, cuda, device, .. } = prepared?;
         check_identities(identities)?;
         let id = share_unique_id(host.as_ref(), &nccl)?;
@@ -403,7 +404,7 @@ fn share_unique_id(host: &dyn Communicator, nccl: &Nccl) -> Result<UniqueId> {
 /// Exchanges with all ranks whether they are connected. `own_failure` is the reason why this rank is not. Fails if any
 /// rank is not connected; the error names the first one.
 fn check_all_connected(host: &dyn Communicator, own_failure: Option<String>) -> Result<()> {
-    let failures: Vec<Option<String>> = join(host, &own_failure)?;
+    let failures: Vec<Option<String>> = communicator::join(host, &own_failure)?;
     let first_failure = failures.into_iter().enumerate().find_map(|(rank, reason)| Some((rank, reason?)));
     match first_failure {
         Some((rank, reason)) => Err(NcclError::Rank { rank, reason }.into()),
@@ -411,7 +412,7 @@ fn check_all_connected(host: &dyn Communicator, own_failure: Option<String>) -> 
     }
 }
 
-/// Connects this rank with the others, and makes the stream of its collectives.
+/// Connects this rank with the other ranks, and makes the stream of its collectives.
 fn connect(
     host: &dyn Communicator,
     (nccl, cuda): (Nccl, Cuda),

@@ -139,7 +139,7 @@ impl<T: DeviceTensor> Offloaded<T> {
             }
             #[cfg(feature = "libtorch")]
             TensorLocation::OnCopyStream(overlapped) => Transfer::OnCopyStream(overlapped.upload()?),
-            // `release` has replaced `ToHost`, and a tensor on its way to the device is not uploaded again.
+            // Does not happen: `release` has replaced `ToHost`, and callers do not upload a tensor that is in flight.
             TensorLocation::ToHost(_) | TensorLocation::ToDevice(_) => return Err(copy_panicked()),
         }))
     }

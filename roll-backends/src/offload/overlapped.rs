@@ -43,7 +43,7 @@ impl<T: DeviceTensor> Overlapped<T> {
         Ok(self.copy.release()?)
     }
 
-    /// Waits for the copy and returns the values, without a copy of their own. Fails unless they are f32.
+    /// Waits for the copy and returns its values, which are not copied again. Fails unless they are f32.
     pub(super) fn values(&mut self) -> Result<&[f32]> {
         if self.kind != Kind::Float {
             return Err(Error::Misuse(format!("expected f32 in host memory, found {:?}", self.kind)));

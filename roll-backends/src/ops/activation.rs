@@ -53,9 +53,9 @@ pub trait ActivationKernel: Backend {
     /// The gradient of `x`, for the cotangent `d_y` of the result.
     fn activation_backward(activation: Activation, x: Floats<Self>, d_y: Floats<Self>) -> Floats<Self> {
         let [x, d_y] = [x, d_y].map(|x| Expression::<Self>(x).cast(DType::F32));
-        // GELU's tanh form and SiLU are x * s with s = sigmoid(u), whose derivative is s + s (1 - s) * (x du/dx).
+        // GELU's tanh form and SiLU are x * s with s = sigmoid(v), whose derivative is s + s (1 - s) * (x dv/dx).
         let clamped = x.clone().clamp_abs(SATURATED);
-        let (s, x_du_dx) = match activation {
+        let (s, x_dv_dx) = match activation {
             Activation::Gelu => return composed_gelu_backward(x, d_y).0,
             Activation::GeluTanh => {
                 let slope = (clamped.clone().squared() * (3.0 * GELU_CUBE) + 1.0) * (2.0 * GELU_SCALE);
@@ -63,7 +63,7 @@ pub trait ActivationKernel: Backend {
             }
             Activation::Silu => (x.sigmoid(), clamped),
         };
-        let derivative = s.clone() + s.clone() * (s * -1.0 + 1.0) * x_du_dx;
+        let derivative = s.clone() + s.clone() * (s * -1.0 + 1.0) * x_dv_dx;
         (derivative * d_y).0
     }
 }

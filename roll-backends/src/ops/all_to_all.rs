@@ -75,13 +75,14 @@ impl TokenRanks {
 /// An all-to-all from one sharding to the other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AllToAll {
-    /// Direction.
+    /// The sharding of the result.
     pub to: Sharding,
     /// Number of matrices that lie side by side in the columns, e.g. queries, keys and values; each is sharded.
     pub parts: usize,
 }
 
-/// Direction of an [`AllToAll`]. Each is the transpose of the other, and therefore its pullback.
+/// The sharding of the result of an [`AllToAll`], which determines its direction. Each direction is the transpose of
+/// the other, and therefore its pullback.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Sharding {
     /// From `[L / N, parts * dim]`, this rank's tokens, to `[L, parts * dim / N]`, all tokens of this rank's heads.

@@ -1,4 +1,4 @@
-//! Row-wise operators for tokens in groups, e.g. of tokens that share a timestep. Some operands have one row per group
+//! Row-wise operators for groups of tokens, e.g. tokens that share a timestep. Some operands have one row per group
 //! (the gate of the timestep); all other operands have one row per token.
 
 use super::Kernels;

@@ -100,10 +100,10 @@ impl Conv2d {
     /// All tensors are f32. Panics if the shapes do not match.
     pub fn apply(&self, x: Tensor<4>, residual: Option<Tensor<4>>, padding: [(usize, usize); 2]) -> Tensor<4> {
         let ([_, inputs, h, w], [_, inputs_per_group, rows, columns]) = (x.dims(), self.weight.dims());
-        let dilated = |axis: usize, kernel: usize| (kernel - 1) * self.options.dilation[axis] + 1;
-        let sizes_and_kernels = [(h, dilated(0, rows)), (w, dilated(1, columns))];
-        let mut padded_axes = sizes_and_kernels.into_iter().zip(padding);
-        let kernel_fits = padded_axes.all(|((size, kernel), (before, after))| size + before + after >= kernel);
+        let extent = |axis: usize, taps: usize| (taps - 1) * self.options.dilation[axis] + 1;
+        let sizes_and_extents = [(h, extent(0, rows)), (w, extent(1, columns))];
+        let mut padded_axes = sizes_and_extents.into_iter().zip(padding);
+        let kernel_fits = padded_axes.all(|((size, extent), (before, after))| size + before + after >= extent);
         assert!(
             inputs == inputs_per_group * self.options.groups && kernel_fits,
             "convolution of {:?} with {:?}, padded by {padding:?}",
@@ -224,9 +224,9 @@ pub trait Conv2dKernel: Backend {
             Epilogue::HardSwish => (z.clone() * hard_sigmoid(z.clone())).0,
         };
         let saved = match call.epilogue {
-            // Pulled back from their results.
+            // The derivatives of these are computed from the result.
             Epilogue::Relu | Epilogue::Clip(..) | Epilogue::Sigmoid => y.clone(),
-            // Pulled back from the sums. (`Nothing` has returned above.)
+            // The derivatives of these are computed from the sum. (`Nothing` has returned above.)
             Epilogue::Nothing | Epilogue::Slopes | Epilogue::Silu | Epilogue::HardSwish => z.0,
         };
         (y, is_recorded.then_some(saved))

@@ -94,8 +94,8 @@ impl Uploads {
         T: Clone + Send + Sync + 'static,
     {
         let mut uploads = lock(&self.0);
-        let known = uploads.iter().filter_map(|upload| upload.downcast_ref::<(usize, Device<B>, T)>());
-        for (known_key, known_device, tensors) in known {
+        let known_uploads = uploads.iter().filter_map(|upload| upload.downcast_ref::<(usize, Device<B>, T)>());
+        for (known_key, known_device, tensors) in known_uploads {
             if *known_key == key && known_device == device {
                 return tensors.clone();
             }
@@ -262,7 +262,7 @@ impl CachedSequences {
 }
 
 /// [`attend_rows`] composed of primitive operations: gathers the keys and values of every sequence, pads them to the
-/// longest, and masks the padding by a bias. Scores are f32.
+/// longest sequence, and masks the padding by a bias. Scores are f32.
 pub(super) fn attend_by_index<B: ProductKernel>(
     q: Floats<B>,
     prompts: [Floats<B>; 2],

@@ -56,7 +56,7 @@ impl LinearFp8 {
     /// The weight as tensors of the backend `B`.
     fn weight<B: Primitives>(&self) -> Fp8Weight<B> {
         let ScaledMatrix { codes, scales, .. } = self.weight.clone();
-        let codes = B::unwrap(codes.into_dispatch()).int();
+        let codes = B::backend_tensor(codes.into_dispatch()).int();
         Fp8Weight { codes, scales: B::constant(scales.into_dispatch()) }
     }
 }

@@ -14,7 +14,7 @@ pub enum Fp8Products {
 }
 
 impl Fp8Products {
-    /// Finds out by a small product on `device`, once for each device.
+    /// How `device` takes them. A GPU of libtorch is asked by a small product, once for each GPU.
     pub fn of(device: &Device) -> Self {
         #[cfg(feature = "libtorch")]
         if let Some(number) = crate::device::libtorch_gpu(device) {

@@ -177,8 +177,9 @@ impl<T> Lora<T> {
     }
 }
 
-/// Linear layers and their gradients on one backend. x and weight have one dtype. The gradient of x has the dtype of x,
-/// and the cotangent of the result has the dtype of the result; everything else is f32.
+/// Linear layers and their gradients on one backend. x and weight have one dtype, except in
+/// [`LinearKernel::rows_forward`]. The gradient of x has the dtype of x, and the cotangent of the result has the dtype
+/// of the result; everything else is f32.
 pub trait LinearKernel: ProductKernel {
     /// Returns the result in `dtype` and, with LoRA, `x A^T` (in a dtype of the backend's choice).
     fn linear_forward_as(

@@ -115,8 +115,8 @@ macro_rules! kernels {
         /// A backend that computes every operator.
         pub trait Kernels: Primitives $(+ $kernel)* {}
 
-        // Flex uses the composed kernels instead of its own. This tests them for the other backends, which use them
-        // wherever they have no kernel of their own.
+        // Flex uses the composed kernels instead of its own. This tests the composed kernels, which the other backends
+        // use wherever they have no kernel of their own.
         $(#[cfg(feature = "portable-kernels")] impl $kernel for crate::backend::Flex {})*
     };
 }

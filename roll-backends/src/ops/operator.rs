@@ -51,14 +51,14 @@ pub(super) use with_backend;
 /// A backend whose own tensors can be taken out of `Tensor`s. The functions panic if a tensor is on another backend.
 pub trait Primitives: Backend {
     /// Returns the backend's tensor, which may be part of an autodiff graph.
-    fn unwrap(x: DispatchTensor) -> BackendTensor<Self>;
+    fn backend_tensor(x: DispatchTensor) -> BackendTensor<Self>;
 
     /// Wraps a tensor of the backend. The autodiff context of the result is disabled.
     fn wrap(x: BackendTensor<Self>) -> DispatchTensor;
 
     /// Returns a float tensor without autodiff.
     fn constant(x: DispatchTensor) -> Floats<Self> {
-        match Self::unwrap(x) {
+        match Self::backend_tensor(x) {
             BackendTensor::Autodiff(x) => x.into_primitive(),
             x => x.float(),
         }
@@ -74,7 +74,7 @@ impl<B: Backend> Primitives for B
 where
     DispatchTensor: DispatchKindConversion<B>,
 {
-    fn unwrap(x: DispatchTensor) -> BackendTensor<B> {
+    fn backend_tensor(x: DispatchTensor) -> BackendTensor<B> {
         let kind = match x.kind {
             DispatchTensorKind::Autodiff(kind) => *kind,
             kind => kind,
@@ -123,7 +123,7 @@ pub fn call<O: Operator<N>, const N: usize, const D: usize>(operator: O, operand
 fn call_on<B: Kernels, O: Operator<N>, const N: usize>(operator: O, operands: [DispatchTensor; N]) -> DispatchTensor {
     let disabled = DispatchAutodiffContext::Disabled;
     let autodiff = operands.iter().fold(disabled, |context, x| context.merge(x.autodiff));
-    let operands = operands.map(B::unwrap);
+    let operands = operands.map(B::backend_tensor);
     if autodiff == disabled {
         return B::wrap(BackendTensor::Float(operator.forward::<B>(operands.map(BackendTensor::float))));
     }

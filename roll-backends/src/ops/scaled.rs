@@ -14,23 +14,23 @@ use crate::{EightBits, ScaledMatrix};
 /// Returns `x W^T + b` and, with `lora` (A, B and their factor), `+ scale * (x A^T) B^T`, for a frozen eight-bit
 /// weight: x `[L, in]`, weight `[out, in]`, bias `[out]`, result `[L, out]` in the dtype of x.
 ///
-/// The matrix is decoded to `products`, f32 or bf16, in each pass and dropped after it; the rest is [`super::linear`]
-/// or [`super::linear_lora`]. Each number of the matrix is rounded after its product with the scale of its row. Panics
-/// if the shapes do not match.
+/// The matrix is decoded to `product_dtype`, f32 or bf16, in each pass and dropped after it; the rest is
+/// [`super::linear`] or [`super::linear_lora`]. Each number of the matrix is rounded after its product with the scale
+/// of its row. Panics if the shapes do not match.
 pub fn linear_scaled(
     x: Tensor<2>,
     weight: &ScaledMatrix,
     bias: Option<Tensor<1>>,
     lora: Option<(Tensor<2>, Tensor<2>, f64)>,
-    products: DType,
+    product_dtype: DType,
 ) -> Tensor<2> {
     let (bias, dtype) = (checked_bias(&x, *weight.shape(), bias).into_dispatch(), x.dtype());
-    let (x, weight) = (x.cast(products).into_dispatch(), weight.clone());
+    let (x, weight) = (x.cast(product_dtype).into_dispatch(), weight.clone());
     match lora {
-        None => call(LinearScaled { weight, products, dtype }, [x, bias]),
+        None => call(LinearScaled { weight, product_dtype, dtype }, [x, bias]),
         Some((down, up, scale)) => {
             check_lora(*weight.shape(), &down, &up);
-            let layer = LinearScaled { weight, products, dtype };
+            let layer = LinearScaled { weight, product_dtype, dtype };
             call(LinearScaledLora { layer, scale: scale as f32 }, [x, bias, down.into_dispatch(), up.into_dispatch()])
         }
     }
@@ -52,7 +52,7 @@ impl ScaledMatrix {
 fn decoded(kind: EightBits, codes: Tensor<2, Int>, scales: Tensor<1>) -> Tensor<2> {
     let [codes, scales] = [codes.into_dispatch(), scales.into_dispatch()];
     let values = with_backend!(codes, B => {
-        let values = B::decoded(kind, B::unwrap(codes).int(), B::constant(scales), DType::F32);
+        let values = B::decoded(kind, B::backend_tensor(codes).int(), B::constant(scales), DType::F32);
         B::wrap(BackendTensor::Float(values))
     });
     Tensor::from_dispatch(values)
@@ -62,7 +62,7 @@ fn decoded(kind: EightBits, codes: Tensor<2, Int>, scales: Tensor<1>) -> Tensor<
 struct LinearScaled {
     weight: ScaledMatrix,
     /// The dtype of the products, to which the weight is decoded.
-    products: DType,
+    product_dtype: DType,
     /// The dtype of the result.
     dtype: DType,
 }
@@ -71,8 +71,8 @@ impl LinearScaled {
     /// The weight, decoded on the backend `B`.
     fn decoded<B: Kernels>(&self) -> Floats<B> {
         let ScaledMatrix { kind, codes, scales, .. } = self.weight.clone();
-        let codes = B::unwrap(codes.into_dispatch()).int();
-        B::decoded(kind, codes, B::constant(scales.into_dispatch()), self.products)
+        let codes = B::backend_tensor(codes.into_dispatch()).int();
+        B::decoded(kind, codes, B::constant(scales.into_dispatch()), self.product_dtype)
     }
 }
 

@@ -46,7 +46,8 @@ impl AdamW {
     pub fn update(&self, parameters: &mut [f32], gradients: &[f32], moments: &mut Moments, learning_rate: f64) {
         moments.step += 1;
         let Moments { exp_avg, exp_avg_sq, step } = moments;
-        update(&self.coefficients(*step, learning_rate, [1.0; 2]), parameters, gradients, [exp_avg, exp_avg_sq]);
+        let unscaled = [1.0; 2];
+        update(&self.coefficients(*step, learning_rate, unscaled), parameters, gradients, [exp_avg, exp_avg_sq]);
     }
 
     /// The coefficients of update number `step`, counted from 1. `scale` are the factors of [`AdamUpdate::scale`].

@@ -86,9 +86,11 @@ impl LrSchedule {
             _ if step < warmup => step / warmup.max(1.0),
             LrSchedulerType::ConstantWithWarmup => 1.0,
             LrSchedulerType::Linear => ((total - step) / steps_after_warmup).max(0.0),
-            LrSchedulerType::Cosine => half_wave(self.options.num_cycles.unwrap_or(0.5) * 2.0 * progress),
+            LrSchedulerType::Cosine => raised_cosine(self.options.num_cycles.unwrap_or(0.5) * 2.0 * progress),
             LrSchedulerType::CosineWithRestarts if progress >= 1.0 => 0.0,
-            LrSchedulerType::CosineWithRestarts => half_wave(self.options.num_cycles.unwrap_or(1.0) * progress % 1.0),
+            LrSchedulerType::CosineWithRestarts => {
+                raised_cosine(self.options.num_cycles.unwrap_or(1.0) * progress % 1.0)
+            }
             LrSchedulerType::Polynomial => return self.polynomial(progress),
             LrSchedulerType::InverseSqrt => {
                 let default = if self.warmup_steps > 0 { self.warmup_steps } else { DEFAULT_TIMESCALE };
@@ -105,8 +107,8 @@ impl LrSchedule {
     }
 }
 
-/// Half a cosine wave: 1 at 0, 0 at 1, 1 at 2.
-fn half_wave(progress: f64) -> f64 {
+/// A cosine wave of period 2 between 0 and 1: 1 at 0, 0 at 1, 1 at 2.
+fn raised_cosine(progress: f64) -> f64 {
     (0.5 * (1.0 + (PI * progress).cos())).max(0.0)
 }
 

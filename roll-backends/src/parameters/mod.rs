@@ -2,17 +2,12 @@
 //!
 //! The types that hold values, for replicated and sharded parameters (`sharded.rs`):
 //!
-//! | type               | values of                          | replicated                 | sharded
-//! |
-//! |--------------------|------------------------------------|----------------------------|---------------------------------|
-//! | `ParameterStorage` | [`Parameters`], current            | tensors on the device      | `ShardedParameters`
-//! |
-//! | `Shards`           | one rank, current                  | -                          | shards in host memory
-//! |
-//! | `SnapshotValues`   | [`Snapshot`], when it was taken    | the tensors of that moment | the number of writes until
-//! then |
-//! | `SegmentValues`    | [`ParameterSegment`] of a snapshot | the tensors of that moment | tensors gathered to the
-//! device  |
+//! | type               | values of                          | replicated             | sharded                     |
+//! |--------------------|------------------------------------|------------------------|-----------------------------|
+//! | `ParameterStorage` | [`Parameters`], current            | tensors on the device  | `ShardedParameters`         |
+//! | `Shards`           | one rank, current                  | -                      | shards in host memory       |
+//! | `SnapshotValues`   | [`Snapshot`], when it was taken    | tensors of that moment | number of writes until then |
+//! | `SegmentValues`    | [`ParameterSegment`] of a snapshot | tensors of that moment | tensors all-gathered        |
 //!
 //! Once sharded parameters have been written again, the values of older snapshots are gone, and requesting a segment of
 //! such a snapshot is an error.

@@ -50,13 +50,15 @@ pub(super) enum Kind {
 pub(super) const LONGEST_TEXT: u64 = 16 << 20;
 /// Bytes of the largest collective: four times a default bucket of `zero` (2^24 values of four bytes) from each of 64
 /// ranks.
-pub(super) const LARGEST: u64 = 16 << 30;
+pub(super) const LARGEST_COLLECTIVE: u64 = 16 << 30;
 
 impl Kind {
     /// The most bytes of a message to rank 0 once the job has assembled.
     pub(super) fn longest_request(self) -> u64 {
         match self {
-            Self::AllReduce | Self::ReduceScatter | Self::AllGather | Self::Broadcast | Self::AllToAll => LARGEST,
+            Self::AllReduce | Self::ReduceScatter | Self::AllGather | Self::Broadcast | Self::AllToAll => {
+                LARGEST_COLLECTIVE
+            }
             Self::Fail => LONGEST_TEXT,
             _ => 0,
         }
@@ -147,7 +149,7 @@ mod tests {
         let frame = request(&[header(all_reduce, 8), vec![1; 9]].concat()).unwrap();
         assert_eq!((frame.kind, frame.bytes), (Kind::AllReduce, vec![1; 8]));
         for (kind, length, named) in [
-            (all_reduce, LARGEST + 1, "AllReduce of 17179869185 bytes, expected at most 17179869184"),
+            (all_reduce, LARGEST_COLLECTIVE + 1, "AllReduce of 17179869185 bytes, expected at most 17179869184"),
             (Kind::Barrier as u8, 1, "Barrier of 1 bytes, expected at most 0"),
             (Kind::Beat as u8, u64::MAX, "Beat of"),
             (Kind::Hello as u8, 1, "Hello of 1"),
@@ -159,7 +161,7 @@ mod tests {
             assert!(said.starts_with("no message of roll") && said.contains(named), "{said}");
         }
         // Nothing of a length that is only claimed is allocated: this would be 16 GiB.
-        let cut = request(&[header(all_reduce, LARGEST), vec![0; 100]].concat());
+        let cut = request(&[header(all_reduce, LARGEST_COLLECTIVE), vec![0; 100]].concat());
         assert_eq!(cut.err().unwrap().kind(), io::ErrorKind::UnexpectedEof);
     }
 }

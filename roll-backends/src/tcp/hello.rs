@@ -11,11 +11,11 @@ use super::Place;
 use super::secret::VARIABLE;
 
 /// Time limit of an introduction, for all its messages together.
-pub(super) const INTRODUCTION: Duration = Duration::from_secs(5);
+pub(super) const INTRODUCTION_LIMIT: Duration = Duration::from_secs(5);
 /// Bytes of the longest message while the job assembles.
-pub(super) const LONGEST: u64 = 4096;
+pub(super) const MAX_MESSAGE_BYTES: u64 = 4096;
 /// Random bytes of each side in a proof.
-pub(super) const RANDOM: usize = 32;
+pub(super) const RANDOM_BYTES: usize = 32;
 
 /// The first message of a process that connects.
 #[derive(Debug, PartialEq, Serialize, Deserialize)]

@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use roll_core::{ThreadRanks, threads};
 
 use super::frame::{self, Frame, Kind, NO_NUMBER, Until};
-use super::hello::{Hello, INTRODUCTION, LONGEST, RANDOM, configure};
+use super::hello::{Hello, INTRODUCTION_LIMIT, MAX_MESSAGE_BYTES, RANDOM_BYTES, configure};
 use super::newcomers::{Joined, Newcomers};
 use super::peer::Peer;
 use super::secret::{Prover, VARIABLE};
@@ -65,11 +65,11 @@ pub(super) fn as_root(place: &Place, patience: Duration) -> Result<TcpRanks, Tcp
 /// Listens at the address of rank 0. If that is not an address of this machine, but of a service or router in front of
 /// it, listens at all addresses of this machine.
 fn bind_listener(place: &Place) -> io::Result<TcpListener> {
-    let of_rank_0: Vec<SocketAddr> = (place.host.as_str(), place.port).to_socket_addrs()?.collect();
-    match TcpListener::bind(&of_rank_0[..]) {
+    let root_addresses: Vec<SocketAddr> = (place.host.as_str(), place.port).to_socket_addrs()?.collect();
+    match TcpListener::bind(&root_addresses[..]) {
         Err(e) if e.kind() == io::ErrorKind::AddrNotAvailable => {
-            let all: [IpAddr; 2] = [Ipv6Addr::UNSPECIFIED.into(), Ipv4Addr::UNSPECIFIED.into()];
-            TcpListener::bind(&all.map(|ip| SocketAddr::new(ip, place.port))[..])
+            let every_address: [IpAddr; 2] = [Ipv6Addr::UNSPECIFIED.into(), Ipv4Addr::UNSPECIFIED.into()];
+            TcpListener::bind(&every_address.map(|ip| SocketAddr::new(ip, place.port))[..])
         }
         bound => bound,
     }
@@ -90,7 +90,7 @@ pub(super) fn as_peer(place: &Place, patience: Duration) -> Result<TcpRanks, Tcp
         }
         std::thread::sleep(PAUSE);
     };
-    let end = (start + patience).max(Instant::now() + INTRODUCTION);
+    let end = (start + patience).max(Instant::now() + INTRODUCTION_LIMIT);
     let closed = |source| TcpError::Closed { rank, address: address.clone(), source };
     let (answer, proof) = introduce_oneself(&stream, place, end).map_err(closed)?;
     match answer.kind {
@@ -134,14 +134,14 @@ impl ExpectedProof<'_> {
 /// Asks to join, and proves that this process knows the secret of the job if it has one. Returns the last answer of
 /// rank 0 and the proof that it must contain. The steps are drawn at the top of `tcp`.
 fn introduce_oneself<'a>(stream: &TcpStream, place: &'a Place, end: Instant) -> io::Result<(Frame, ExpectedProof<'a>)> {
-    configure(stream, INTRODUCTION)?;
+    configure(stream, INTRODUCTION_LIMIT)?;
     let hello = serde_json::to_vec(&Hello::of(place))?;
     frame::write(stream, Kind::Hello, NO_NUMBER, &hello)?;
-    let next_answer = || frame::read(Until { stream, end }, |_| LONGEST);
+    let next_answer = || frame::read(Until { stream, end }, |_| MAX_MESSAGE_BYTES);
     let answer = next_answer()?;
     match (&place.secret, answer.kind) {
         (Some(secret), Kind::Challenge) => {
-            let own_random: [u8; RANDOM] = rand::random();
+            let own_random: [u8; RANDOM_BYTES] = rand::random();
             let exchanged = [&answer.bytes, &own_random[..], &hello].concat();
             let own_proof = secret.proof(Prover::Peer, &exchanged);
             frame::write(stream, Kind::Proof, NO_NUMBER, &[&own_random[..], &own_proof].concat())?;
@@ -157,7 +157,7 @@ fn introduce_oneself<'a>(stream: &TcpStream, place: &'a Place, end: Instant) -> 
 fn connect(place: &Place) -> io::Result<TcpStream> {
     let mut last_error = io::Error::from(io::ErrorKind::NotFound);
     for address in (place.host.as_str(), place.port).to_socket_addrs()? {
-        match TcpStream::connect_timeout(&address, INTRODUCTION) {
+        match TcpStream::connect_timeout(&address, INTRODUCTION_LIMIT) {
             Ok(stream) => return Ok(stream),
             Err(error) => last_error = error,
         }

@@ -51,13 +51,13 @@ const BEAT: Duration = Duration::from_secs(5);
 const SILENCE: Duration = Duration::from_secs(25);
 /// How long rank 0 waits at the end for the other processes to receive their last results.
 const GRACE: Duration = Duration::from_secs(5);
-/// How often rank 0 looks meanwhile whether they have.
+/// Interval of rank 0's checks during this wait.
 const POLL_INTERVAL: Duration = Duration::from_millis(5);
 
 /// The place of a process in a job.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Place {
-    /// Number of this process.
+    /// Rank of this process: its index among the processes.
     pub rank: usize,
     /// Number of processes.
     pub size: usize,
@@ -71,7 +71,7 @@ pub struct Place {
     pub secret: Option<Secret>,
 }
 
-/// Why a process could not join its job.
+/// The reason why a process could not join its job, or could not call a collective.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs)] // the message of a variant names its fields

@@ -8,16 +8,16 @@ use std::time::{Duration, Instant};
 
 use super::Place;
 use super::frame::{self, Kind, NO_NUMBER, Until};
-use super::hello::{Hello, INTRODUCTION, LONGEST, RANDOM, configure};
+use super::hello::{Hello, INTRODUCTION_LIMIT, MAX_MESSAGE_BYTES, RANDOM_BYTES, configure};
 use super::secret::{Prover, VARIABLE};
 
-/// Most connections that introduce themselves at the same time. Further ones wait in the system's queue.
+/// Maximum number of connections that introduce themselves at the same time. Further ones wait in the system's queue.
 const MAX_WAITING: usize = 512;
 /// If there are [`MAX_WAITING`] connections, the oldest is closed to make room for a new one if it is older than this.
 const MIN_AGE_TO_CLOSE: Duration = Duration::from_secs(1);
 /// How long rank 0 waits for an introduction before it looks for new connections.
 const PAUSE: Duration = Duration::from_millis(5);
-/// Most refusals that are logged, because strangers could cause any number of them.
+/// Maximum number of refusals that are logged, because strangers could cause any number of them.
 const MAX_LOGGED: usize = 20;
 /// Stack of the thread of a connection, which parses one small JSON object.
 const STACK: usize = 256 << 10;
@@ -99,7 +99,7 @@ impl<'a> Newcomers<'a> {
         let (number, since, stream) = (self.accepted, Instant::now(), Arc::new(stream));
         let (place, sender, stream_of_thread) = (self.place.clone(), self.sender.clone(), stream.clone());
         let introduction = move || {
-            let result = introduce(&stream_of_thread, &place, since + INTRODUCTION);
+            let result = introduce(&stream_of_thread, &place, since + INTRODUCTION_LIMIT);
             // Sending fails if the job has assembled; the stranger's connection ends with this thread.
             let _ = sender.send((number, result));
         };
@@ -155,7 +155,7 @@ impl Drop for Newcomers<'_> {
 /// process's proof and prepares that of rank 0. The steps are drawn at the top of `tcp`.
 fn introduce(stream: &Arc<TcpStream>, place: &Place, end: Instant) -> io::Result<Introduction> {
     stream.set_nonblocking(false)?;
-    configure(stream, INTRODUCTION)?;
+    configure(stream, INTRODUCTION_LIMIT)?;
     let hello_bytes = next(stream, end, Kind::Hello)?;
     let hello: Hello = serde_json::from_slice(&hello_bytes)?;
     let refused = |reason: String| {
@@ -167,10 +167,10 @@ fn introduce(stream: &Arc<TcpStream>, place: &Place, end: Instant) -> io::Result
     }
     let mut welcome = Vec::new();
     if let Some(secret) = &place.secret {
-        let challenge: [u8; RANDOM] = rand::random();
+        let challenge: [u8; RANDOM_BYTES] = rand::random();
         frame::write(stream, Kind::Challenge, NO_NUMBER, &challenge)?;
         let answer = next(stream, end, Kind::Proof)?;
-        let (random, proof) = answer.split_at_checked(RANDOM).ok_or(io::ErrorKind::InvalidData)?;
+        let (random, proof) = answer.split_at_checked(RANDOM_BYTES).ok_or(io::ErrorKind::InvalidData)?;
         let exchanged = [&challenge[..], random, &hello_bytes].concat();
         if !secret.verifies(Prover::Peer, &exchanged, proof) {
             return refused(format!("its {VARIABLE} is not that of rank 0"));
@@ -182,7 +182,7 @@ fn introduce(stream: &Arc<TcpStream>, place: &Place, end: Instant) -> io::Result
 
 /// The bytes of the next message, which must be of this kind.
 fn next(stream: &TcpStream, end: Instant, kind: Kind) -> io::Result<Vec<u8>> {
-    let longest = |found| if found == kind { LONGEST } else { 0 };
+    let longest = |found| if found == kind { MAX_MESSAGE_BYTES } else { 0 };
     let message = frame::read(Until { stream, end }, longest)?;
     if message.kind != kind {
         let problem = format!("expected {kind:?}, found {:?}", message.kind);

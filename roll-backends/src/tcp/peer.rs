@@ -8,7 +8,7 @@ use std::time::Duration;
 use roll_core::communicator::{check_lengths, check_parts};
 use roll_core::{Communicator, Rank, RanksError, Result};
 
-use super::frame::{self, Kind, LARGEST, LONGEST_TEXT, NO_NUMBER};
+use super::frame::{self, Kind, LARGEST_COLLECTIVE, LONGEST_TEXT, NO_NUMBER};
 use super::{BEAT, TcpError};
 use crate::sync::lock;
 
@@ -56,11 +56,11 @@ impl Peer {
         frame::write(&lock(&self.writer), kind, number, bytes)
     }
 
-    /// Sends `values` to rank 0 for a collective, and waits for the result, which has `expected` values. `what` is the
-    /// collective in errors, and `number` that of [`Peer::write`]. The first failure is kept, and is the error of every
-    /// later call.
+    /// Sends `values` to rank 0 for a collective, and waits for the result, which has `expected` values. `what` names
+    /// the collective in errors; `number` is as in [`Peer::write`]. The first failure is kept, and is the error of
+    /// every later call.
     fn call(&self, kind: Kind, what: &str, number: u64, values: &[f32], expected: usize) -> Result<Vec<f32>> {
-        let max_values = LARGEST / size_of::<f32>() as u64;
+        let max_values = LARGEST_COLLECTIVE / size_of::<f32>() as u64;
         let larger_len = values.len().max(expected);
         if larger_len as u64 > max_values {
             return Err(TcpError::TooLarge { what: what.into(), values: larger_len, most: max_values }.into());

@@ -18,8 +18,8 @@ const GONE: &str = "its process ended, or its machine or network is gone";
 /// Serves a process until it leaves; `ranks` is its rank. First sends `welcome`, the bytes of the message that the job
 /// has assembled.
 ///
-/// There are two threads. One calls collectives, which may wait long for other ranks. This one reads, and so notices a
-/// failure or the end of the process meanwhile.
+/// There are two threads. A new one calls collectives, which may wait long for other ranks. The calling thread reads,
+/// and so notices a failure or the end of the process meanwhile.
 pub(super) fn serve(stream: &TcpStream, ranks: ThreadRanks, welcome: &[u8]) {
     // Room for one request: a process must not send a second one before it has the answer to the first.
     let (sender, requests) = mpsc::sync_channel::<Frame>(1);
@@ -48,11 +48,11 @@ pub(super) fn serve(stream: &TcpStream, ranks: ThreadRanks, welcome: &[u8]) {
         if welcome_and_read().is_err() {
             ranks.fail(GONE); // has no effect if the process reported a reason before
         }
-        drop(sender); // ends the other thread
+        drop(sender); // ends the thread that calls collectives
     });
 }
 
-/// Reads messages of the process: passes requests for collectives to the other thread, and handles the other messages.
+/// Reads messages of the process: passes requests for collectives on to `requests`, and handles all other messages.
 /// Returns when the process leaves; fails if the connection ends before.
 fn read_until_it_leaves(
     stream: &TcpStream,

@@ -107,9 +107,9 @@ impl HostStore {
     /// Bytes that are always on the device, and bytes in host memory. In addition, the device holds two segments.
     pub fn bytes(&self) -> [usize; 2] {
         let small: usize = self.small.values().map(Weight::size).sum();
-        let on_device: usize = self.offloaded.values().map(|weight| weight.device_bytes).sum();
+        let scales: usize = self.offloaded.values().map(|weight| weight.device_bytes).sum();
         let on_host: usize = self.offloaded.values().map(|weight| weight.host_bytes).sum();
-        [small + on_device, on_host]
+        [small + scales, on_host]
     }
 
     /// Starts the copies of all offloaded weights of a segment.
@@ -128,7 +128,7 @@ impl WeightStore for HostStore {
     fn segment(&self, prefix: &str) -> Result<Weights> {
         let should_prefetch_next = true;
         let in_flight = self.prefetcher.segment(prefix, should_prefetch_next, |prefix| {
-            // The copies run in the background already, so that their list is sent at once.
+            // The copies already run in the background, so the list of copies is sent at once.
             let (send, pending) = mpsc::channel();
             // Cannot fail: the receiver is alive.
             send.send(self.begin_uploads(prefix)).unwrap_or(());

@@ -29,14 +29,14 @@ struct PrefetchState<T> {
     /// The segment that last followed each pair of segments.
     followers: HashMap<[String; 2], String>,
     /// The last two segments that were requested, the latest last.
-    last: [String; 2],
+    last_two: [String; 2],
     /// The name of the segment in flight, and its receiver.
     pending: Option<(String, Pending<T>)>,
 }
 
 impl<T> Default for Prefetcher<T> {
     fn default() -> Self {
-        let state = PrefetchState { followers: HashMap::new(), last: Default::default(), pending: None };
+        let state = PrefetchState { followers: HashMap::new(), last_two: Default::default(), pending: None };
         Self { state: Mutex::new(state), order: None }
     }
 }
@@ -59,22 +59,22 @@ impl<T> Prefetcher<T> {
         let segment = match state.pending.take() {
             // The prediction was right.
             Some((guess, pending)) if guess == name => receive(name, pending)?,
-            Some((_, wrong)) => {
+            Some((_, wrong_segment)) => {
                 // The wrong segment is awaited and dropped before the right one is fetched. Its error, if any, is
                 // ignored: it was not requested.
-                drop(wrong.recv());
+                drop(wrong_segment.recv());
                 receive(name, fetch(name)?)?
             }
             // Nothing is in flight.
             None => receive(name, fetch(name)?)?,
         };
-        let PrefetchState { followers, last, pending } = &mut *state;
-        followers.insert(last.clone(), name.into());
-        last.rotate_left(1);
-        last[1] = name.into();
+        let PrefetchState { followers, last_two, pending } = &mut *state;
+        followers.insert(last_two.clone(), name.into());
+        last_two.rotate_left(1);
+        last_two[1] = name.into();
         let next = match &self.order {
             Some(order) => order.iter().position(|n| n == name).and_then(|position| order.get(position + 1)),
-            None => followers.get(last),
+            None => followers.get(last_two),
         };
         if should_prefetch_next && let Some(next) = next.cloned() {
             *pending = Some((next.clone(), fetch(&next)?));

@@ -39,7 +39,7 @@ struct Reserved {
     destination: Destination<Cuda, tch::Tensor>,
 }
 
-/// The size in bytes of each segment at its last fetch, by prefix. As much memory is reserved for the next fetch.
+/// The size in bytes of each segment at its last fetch, by prefix. Memory of this size is reserved for the next fetch.
 #[derive(Default)]
 pub struct SegmentSizes(Mutex<HashMap<String, usize>>);
 

@@ -9,8 +9,8 @@ use roll_core::Result;
 use super::{Resident, WeightStore, Weights};
 use crate::sync::lock;
 
-/// The slot on the device for one of several networks, e.g. experts that a trajectory uses one after the other. When a
-/// network is used, the weights of the network in the slot are freed, and then its own weights are loaded.
+/// The slot on the device for one of several networks, e.g. experts that a trajectory uses one after the other. When
+/// a network outside the slot is used, the weights in the slot are freed first; then the network's weights are loaded.
 #[derive(Default)]
 pub struct DeviceSlot {
     /// The number and weights of the network on the device.

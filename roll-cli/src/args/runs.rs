@@ -60,7 +60,7 @@ impl Run {
         steps.into_iter().chain(ranks).collect()
     }
 
-    /// Ranks of the job, as far as the arguments and the launcher say.
+    /// Number of ranks of the job, as far as the arguments and the launcher say.
     pub fn all_ranks(&self) -> usize {
         crate::ranks::process().world_size().max(self.ranks.unwrap_or(1))
     }

@@ -20,8 +20,8 @@ pub fn ask(args: Ask) -> Result<()> {
     let model_path = model_path.map(|value| KeyValue { key: "model.model_path", value, origin: "--model-path" });
     let configuration = Configuration::read(&args.config, model_path.as_slice())?;
     let registry = configuration.registry()?;
-    let lowest = if args.adapter.is_empty() { MODEL_WITHOUT_ADAPTERS } else { MODEL };
-    let loaded = configuration.over(ConfigLayers::new().text("roll ask", lowest)?)?.load(&registry)?;
+    let lowest_layer = if args.adapter.is_empty() { MODEL_WITHOUT_ADAPTERS } else { MODEL };
+    let loaded = configuration.over(ConfigLayers::new().text("roll ask", lowest_layer)?)?.load(&registry)?;
     let context = build_context(&loaded);
     let name = &loaded.config.model.name;
     if loaded.config.model.options.get("model_path").is_some_and(serde_json::Value::is_null) {
@@ -53,12 +53,13 @@ pub fn ask(args: Ask) -> Result<()> {
     let generations = model.generate(std::slice::from_ref(&prompt), &sampling)?;
     let seconds = start.elapsed().as_secs_f64();
     let mut tokens = generations.into_iter().next().map(|generation| generation.tokens).unwrap_or_default();
-    let generated = tokens.len();
+    let generated_tokens = tokens.len();
     if tokens.last().is_some_and(|last| model.end_tokens().contains(last)) {
         tokens.pop();
     }
     println!("{}", model.detokenize(&tokens)?);
-    tracing::info!("{} tokens in, {generated} out, {:.1} tokens a second", prompt.len(), generated as f64 / seconds);
+    let tokens_per_second = generated_tokens as f64 / seconds;
+    tracing::info!("{} tokens in, {generated_tokens} out, {tokens_per_second:.1} tokens a second", prompt.len());
     Ok(())
 }
 

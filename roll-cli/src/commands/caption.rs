@@ -24,7 +24,7 @@ use crate::progress::TerminalBar;
 
 /// Number of rows that fail one after the other before no further row is asked for: the service has failed, or the
 /// clips are elsewhere.
-const MAX_FAILURES_IN_A_ROW: usize = 16;
+const MAX_CONSECUTIVE_FAILURES: usize = 16;
 /// Longest output of an earlier run that is read, in bytes.
 const MAX_OUTPUT_BYTES: u64 = 1 << 30;
 
@@ -35,7 +35,7 @@ pub fn caption(args: CaptionData) -> Result<()> {
     let output = std::path::absolute(&args.output).map_err(Error::file("write", &args.output))?;
     let rows = RowColumns::read(&args.path, captioner.data.base_path.as_deref())?;
     // The columns of each row, whose paths are relative to the output's directory instead of the metadata's.
-    let columns: Vec<_> = rows.iter().map(|row| row.named_from(output.parent().unwrap_or(&output))).collect();
+    let columns: Vec<_> = rows.iter().map(|row| row.values_relative_to(output.parent().unwrap_or(&output))).collect();
     let mut prompts = known_prompts(&args, &output, &columns)?;
     let in_order = |prompts: &[Option<String>]| -> String {
         columns.iter().zip(prompts).filter_map(|(row, prompt)| Some(line(row, prompt.as_ref()?))).collect()
@@ -48,7 +48,7 @@ pub fn caption(args: CaptionData) -> Result<()> {
         rows: &rows,
         unprompted: &unprompted,
         next: AtomicUsize::new(0),
-        failures_in_a_row: AtomicUsize::new(0),
+        consecutive_failures: AtomicUsize::new(0),
     };
     let mut failed = 0;
     let bar = TerminalBar::new(unprompted.len() as u64, "rows");
@@ -105,20 +105,20 @@ struct Requests<'a> {
     unprompted: &'a [usize],
     /// The position in `unprompted` of the row that is asked for next.
     next: AtomicUsize,
-    failures_in_a_row: AtomicUsize,
+    consecutive_failures: AtomicUsize,
 }
 
 impl Requests<'_> {
     /// Asks for one row after the other and sends each row's position and result, until no row is left or too many
-    /// rows in a row have failed. Drops the sender at the end.
+    /// consecutive rows have failed. Drops the sender at the end.
     fn ask_for_rows(&self, sender: mpsc::Sender<(usize, Result<String>)>) {
-        while self.failures_in_a_row.load(Ordering::Relaxed) < MAX_FAILURES_IN_A_ROW {
+        while self.consecutive_failures.load(Ordering::Relaxed) < MAX_CONSECUTIVE_FAILURES {
             let Some(&row) = self.unprompted.get(self.next.fetch_add(1, Ordering::Relaxed)) else { break };
             let caption = self.captioner.caption(&self.rows[row]);
             if caption.is_ok() {
-                self.failures_in_a_row.store(0, Ordering::Relaxed);
+                self.consecutive_failures.store(0, Ordering::Relaxed);
             } else {
-                self.failures_in_a_row.fetch_add(1, Ordering::Relaxed);
+                self.consecutive_failures.fetch_add(1, Ordering::Relaxed);
             }
             // The receiver is gone if the output cannot be written.
             if sender.send((row, caption)).is_err() {

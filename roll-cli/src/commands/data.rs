@@ -75,7 +75,7 @@ fn votes(args: args::Votes) -> Result<()> {
 }
 
 /// The data and the reward of a run.
-struct Opened {
+struct OpenedData {
     /// Skips bad samples, whatever the configuration says.
     dataset: Dataset,
     reward: Option<Box<dyn RewardScorer>>,
@@ -84,7 +84,7 @@ struct Opened {
 }
 
 /// Opens the data that `args` name, with the configured reward if there is one.
-fn open(args: &DataSet) -> Result<Opened> {
+fn open(args: &DataSet) -> Result<OpenedData> {
     let configuration = Configuration::read(&args.config, &[])?;
     let registry = configuration.registry()?;
     let loaded = configuration.load(&registry)?;
@@ -98,7 +98,7 @@ fn open(args: &DataSet) -> Result<Opened> {
     let side = usize::from(args.unit);
     let unit = VideoUnit { height: side, width: side, ..VideoUnit::default() };
     let reward = reward(&loaded, &registry, &build_context(&loaded))?;
-    Ok(Opened { dataset: Dataset::open(&config, unit)?, reward, loaded, registry })
+    Ok(OpenedData { dataset: Dataset::open(&config, unit)?, reward, loaded, registry })
 }
 
 /// The frame rate of the videos that the model was trained on, if its files are there.
@@ -119,6 +119,7 @@ struct DataSummary {
     clips: usize,
     /// Rows without a clip.
     prompts: usize,
+    /// Rows that training can use.
     usable: usize,
     /// Clips of each file format.
     formats: BTreeMap<String, usize>,
@@ -163,7 +164,7 @@ impl DataSummary {
 /// Reads every row as a run would, and prints the counts. With a reward, a clip in which the reward finds nothing to
 /// compare with is left out, too.
 fn inspect(args: InspectData) -> Result<()> {
-    let Opened { dataset, mut reward, loaded, registry } = open(&args.data)?;
+    let OpenedData { dataset, mut reward, loaded, registry } = open(&args.data)?;
     let bar = TerminalBar::new(dataset.len() as u64, "rows");
     let mut summary = DataSummary::default();
     for (i, row) in dataset.metadata().rows.iter().enumerate() {
@@ -229,7 +230,7 @@ fn print_table(what: &str, counts: &BTreeMap<impl std::fmt::Display, usize>) {
 /// Writes the videos of all rows as training would see them, with a `metadata.jsonl`.
 fn prepare(args: PrepareData) -> Result<()> {
     let out = &args.out;
-    let Opened { dataset, loaded, .. } = open(&args.data)?;
+    let OpenedData { dataset, loaded, .. } = open(&args.data)?;
     let faces = args.crop.map(|Crop::Face| face_crop::networks(&loaded, &build_context(&loaded))).transpose()?;
     if !args.data.config.trust {
         refuse_links_out(&dataset)?;

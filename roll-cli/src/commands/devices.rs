@@ -61,8 +61,8 @@ pub fn devices(args: Devices) -> Result<()> {
 
 /// The number of usable devices of a backend, or what is missing.
 fn status(backend: Backend) -> BackendStatus {
-    let numbers = if backend.is_numbered() { usize::MAX } else { 1 };
-    let devices = (0..numbers).take_while(|number| backend.check_usable(*number).is_ok()).count();
+    let max_devices = if backend.is_numbered() { usize::MAX } else { 1 };
+    let devices = (0..max_devices).take_while(|number| backend.check_usable(*number).is_ok()).count();
     let missing = match backend.is_compiled() {
         true => backend.check_usable(0).err(),
         // The names of the other backends, which the error has, are in the table.

@@ -53,7 +53,7 @@ struct Comparison {
     better: u64,
     /// Number of starts on which it was worse.
     worse: u64,
-    /// Probability of at least such a division by chance: the two-sided sign test.
+    /// Probability that chance alone divides the starts at least as unequally: the two-sided sign test.
     sign_test: f64,
 }
 
@@ -96,12 +96,12 @@ pub fn eval(args: Eval) -> Result<()> {
 /// The configuration keys that the command's own arguments set.
 fn keys(args: &Eval) -> Vec<KeyValue> {
     let text = |path: &Path| path.to_string_lossy().into_owned();
-    // Without this, only some episodes are recorded.
-    let all = usize::MAX >> 1;
-    let mut keys = vec![KeyValue { key: "algo.saved_trajectories", value: all.to_string(), origin: "roll eval" }];
+    // Without this, only some episodes are recorded. The largest signed integer means all of them.
+    let all_episodes = (usize::MAX >> 1).to_string();
+    let mut keys = vec![KeyValue { key: "algo.saved_trajectories", value: all_episodes, origin: "roll eval" }];
     // Several samples of the likeliest tokens would be the same.
     let temperature = args.temperature.or(args.samples.filter(|samples| *samples > 1).map(|_| 1.0));
-    let given = [
+    let arguments = [
         ("model.model_path", args.model_path.clone(), "--model-path"),
         ("algo.val_batch_size", args.episodes.map(|n| n.to_string()), "--episodes"),
         ("algo.val_group_size", args.samples.map(|n| n.to_string()), "--samples"),
@@ -110,7 +110,7 @@ fn keys(args: &Eval) -> Vec<KeyValue> {
         ("env.validation_path", args.questions.as_deref().map(text), "--questions"),
     ];
     keys.extend(
-        given.into_iter().filter_map(|(key, value, origin)| value.map(|value| KeyValue { key, value, origin })),
+        arguments.into_iter().filter_map(|(key, value, origin)| value.map(|value| KeyValue { key, value, origin })),
     );
     keys
 }
@@ -124,11 +124,11 @@ fn evaluate(
     episodes: &mut Vec<Json>,
 ) -> Result<(Vec<Headline>, ModelResult)> {
     let name = if adapters.is_empty() { BASE.to_string() } else { adapters.join(" + ") };
-    let mut without_adapter = loaded.clone();
+    let mut model_config = loaded.clone();
     if adapters.is_empty() {
-        without_adapter.config.model.options.remove("lora_checkpoint");
+        model_config.config.model.options.remove("lora_checkpoint");
     }
-    let mut model = open_model(&without_adapter, registry, context, adapters)?;
+    let mut model = open_model(&model_config, registry, context, adapters)?;
     let progress = Spinner::new(&name);
     let begun = Instant::now();
     let (headlines, Validation { metrics, records, .. }) =
@@ -160,7 +160,7 @@ fn solved_by_start(records: &[Json]) -> BTreeMap<String, f64> {
     outcomes.into_iter().map(|(seed, values)| (seed, mean(values))).collect()
 }
 
-/// Compares two models on the starts that both have played; `None` if there are none.
+/// Compares two models on the starts that both have played; `None` if they share no start.
 fn compared(base: &ModelResult, adapted: &ModelResult) -> Option<Comparison> {
     let played = base.solved.iter().filter_map(|(seed, before)| Some([*before, *adapted.solved.get(seed)?]));
     let pairs: Vec<[f64; 2]> = played.collect();

@@ -10,7 +10,7 @@ const REWARD: &str = "insightface";
 /// Side of the crop as a multiple of the side of the box around all faces of the clip.
 const MARGIN: f64 = 2.0;
 /// Faces are searched in about this many frames of a clip.
-const SEARCHED: usize = 16;
+const SEARCHED_FRAMES: usize = 16;
 
 /// Red, green and blue.
 const CHANNELS: usize = 3;
@@ -34,7 +34,7 @@ pub fn networks(loaded: &LoadedConfig, context: &BuildContext) -> Result<FaceNet
 /// `size`, height and width. `None` if no face is found.
 pub fn around_face(networks: &FaceNetworks, clip: &Video, size: [usize; 2]) -> Result<Option<Video>> {
     let [count, height, width] = clip.dims();
-    let searched: Vec<_> = (0..count).step_by(count.div_ceil(SEARCHED)).map(|t| (t, clip.frame(t))).collect();
+    let searched: Vec<_> = (0..count).step_by(count.div_ceil(SEARCHED_FRAMES)).map(|t| (t, clip.frame(t))).collect();
     let faces = networks.largest_faces(&searched, [height, width], Grad::Skip)?;
     if faces.is_empty() {
         return Ok(None);
@@ -52,8 +52,9 @@ pub fn around_face(networks: &FaceNetworks, clip: &Video, size: [usize; 2]) -> R
     Video::new(Tensor::new(values, [count, CHANNELS, size[0], size[1]])?, clip.fps()).map(Some)
 }
 
-/// The box around all faces with their margin: `[top, left, height, width]`. It has the ratio of `size`, is at least as
-/// large so that nothing is enlarged, and lies within `frame`. `frame` and `size` are height and width.
+/// The box around all faces with their margin: `[top, left, height, width]`. It has the ratio of `size` and lies within
+/// `frame`. Where the frame allows, it is at least as large as `size`, so that nothing is enlarged. `frame` and `size`
+/// are height and width.
 fn crop_box(faces: &[Face], frame: [usize; 2], size: [usize; 2]) -> [usize; 4] {
     // `bounds` are left, top, right and bottom of a face.
     let extreme = |bound: usize, pick: fn(f32, f32) -> f32| {

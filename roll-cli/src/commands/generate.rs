@@ -120,7 +120,7 @@ fn check(args: &Generate, outputs: &[PathBuf]) -> Result<()> {
     std::fs::remove_file(&trial).map_err(Error::file("remove", &trial))
 }
 
-/// The number of frames, and height and width: those of the arguments, or else those of the section `data`, for which
+/// The number of frames, and height and width: those of the arguments, or else those of the section `data`, with which
 /// the model was trained.
 fn frames_and_size(args: &Generate, data: &DataConfig) -> (usize, [usize; 2]) {
     let height = args.height.or(data.height).unwrap_or(DEFAULT_SIZE[0]);
@@ -152,7 +152,7 @@ fn check_memory(frames: usize, [height, width]: [usize; 2]) -> Result<()> {
     const BYTES_PER_PIXEL: f64 = 12.0;
     let needed = BYTES_PER_PIXEL * frames as f64 * height as f64 * width as f64;
     let available = host_memory();
-    // A memory of 0 is not known.
+    // 0 means that the memory of this machine is not known.
     if available > 0.0 && needed > available {
         let problem = format!(
             "{frames} frames of {width}x{height} alone take {:.0} GB, and this machine has {:.0} GB",

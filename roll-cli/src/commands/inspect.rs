@@ -36,7 +36,7 @@ pub fn print(args: Inspect) -> Result<()> {
             several => {
                 for one in several {
                     println!("{}", one.path.display());
-                    // `path` of a network in shards is the first shard: its directory has the index of all of them.
+                    // `path` of a network in shards is the first shard: its directory has the index of all shards.
                     let whole =
                         if one.files == 1 { one.path.as_path() } else { one.path.parent().unwrap_or(&one.path) };
                     print_keys(&Checkpoint::open_any(whole)?);

@@ -15,7 +15,7 @@ use crate::args;
 use crate::configuration::{Configuration, build_context};
 use crate::ranks::process;
 
-/// Width of the first column of the tables; the memory's is wider if a label is.
+/// Minimum width of the first column of the tables. The memory table has a wider one if a label needs it.
 const MIN_LABEL_WIDTH: usize = 24;
 
 /// Prints the needs of each rank, and whether they fit.

@@ -42,9 +42,9 @@ fn try_reward(args: &TryReward) -> Result<()> {
     };
     let gradient = pullback.map(|pullback| pullback.pull(&Tensor::scalar(1.0))).transpose()?;
     let seconds = start.elapsed().as_secs_f64();
-    let with_gradient = if gradient.is_some() { "with its gradient" } else { "no gradient" };
+    let gradient_note = if gradient.is_some() { "with its gradient" } else { "no gradient" };
     println!(
-        "{}: {value:.6}   ({} in {:.1} ms, {with_gradient})",
+        "{}: {value:.6}   ({} in {:.1} ms, {gradient_note})",
         scorer.name(),
         counted(video.dims()[0] as u64, "frame"),
         1e3 * seconds
@@ -97,13 +97,13 @@ fn print_change_along_gradient(
     target: &Target,
     gradient: &Tensor,
 ) -> Result<()> {
-    let largest = gradient.f32s()?.iter().fold(0f32, |m, g| m.max(g.abs()));
-    if !(largest > 0.0 && largest.is_finite()) {
-        println!("  the gradient is {} everywhere", if largest == 0.0 { "0" } else { "not finite" });
+    let largest_slope = gradient.f32s()?.iter().fold(0f32, |m, g| m.max(g.abs()));
+    if !(largest_slope > 0.0 && largest_slope.is_finite()) {
+        println!("  the gradient is {} everywhere", if largest_slope == 0.0 { "0" } else { "not finite" });
         return Ok(());
     }
     // The largest change of a pixel, 0.002 in [-1, 1], is below a step of 8 bits.
-    let step = 2e-3 / largest;
+    let step = 2e-3 / largest_slope;
     let mut score_after = |step: f32| -> Result<Option<f64>> {
         let values = video.frames().f32s()?.iter().zip(gradient.f32s()?).map(|(v, g)| v + step * g);
         let moved = Video::new(Tensor::new(values.collect(), video.frames().shape())?, video.fps())?;
@@ -142,15 +142,15 @@ fn print_frames(scores: Option<&[Option<f64>]>, norms: Option<&[f64]>) {
         return;
     }
     println!("{:>6}  {:>14}  {:>12}", "frame", "own score", "gradient");
-    let largest = norms.into_iter().flatten().fold(0f64, |m, n| m.max(*n));
+    let largest_norm = norms.into_iter().flatten().fold(0f64, |m, n| m.max(*n));
     for t in 0..count {
-        let score = match scores.map(|scores| scores[t]) {
-            Some(Some(value)) => format!("{value:.6}"),
-            Some(None) | None => "-".into(),
+        let score = match scores.and_then(|scores| scores[t]) {
+            Some(value) => format!("{value:.6}"),
+            None => "-".into(),
         };
         let (norm, bar) = match norms.map(|n| n[t]) {
-            Some(norm) if largest > 0.0 => {
-                (format!("{norm:.3e}"), "#".repeat((norm / largest * BAR_LENGTH).round() as usize))
+            Some(norm) if largest_norm > 0.0 => {
+                (format!("{norm:.3e}"), "#".repeat((norm / largest_norm * BAR_LENGTH).round() as usize))
             }
             Some(norm) => (format!("{norm:.3e}"), String::new()),
             None => ("-".into(), String::new()),

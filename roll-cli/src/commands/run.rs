@@ -30,7 +30,7 @@ pub fn run(mut args: args::Run) -> Result<Ended> {
     let registry = configuration.registry()?;
     let why_not_demo = configuration.why_not_demo();
     let loaded = configuration.or_demo()?.load(&registry)?;
-    let estimated = if process().rank().0 == 0 { check::estimated(&loaded, &registry) } else { None };
+    let estimate = if process().rank().0 == 0 { check::estimate_line(&loaded, &registry) } else { None };
     let context = crate::ranks::with_collectives(build_context(&loaded))?;
     let run = Run::new(loaded, &registry, context).each_rank(crate::ranks::adapt);
     let run = match (resumed, args.out) {
@@ -40,7 +40,7 @@ pub fn run(mut args: args::Run) -> Result<Ended> {
     };
     let trained = run.train_in(|ranks| {
         if ranks.rank().0 == 0 {
-            estimated.iter().for_each(|line| tracing::info!("{line}"));
+            estimate.iter().for_each(|line| tracing::info!("{line}"));
         }
         Ok(RunSession { display: Box::new(progress::Terminal), stop: interrupt::catch()? })
     });

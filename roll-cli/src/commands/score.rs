@@ -25,8 +25,9 @@ pub(super) fn prepare(
     reference: Option<&Path>,
     every: usize,
 ) -> Result<ScoringInput> {
-    let name = name.map(|name| KeyValue { key: "reward.name", value: name.to_string(), origin: "the reward's name" });
-    let configuration = Configuration::read(config, name.as_slice())?;
+    let reward_name =
+        name.map(|name| KeyValue { key: "reward.name", value: name.to_string(), origin: "the reward's name" });
+    let configuration = Configuration::read(config, reward_name.as_slice())?;
     let registry = configuration.registry()?;
     let loaded = configuration.load(&registry)?;
     let context = build_context(&loaded);

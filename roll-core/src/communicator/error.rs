@@ -6,7 +6,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::{Error, Fault};
 
-/// The reason why a collective failed. The ranks of the job then no longer make the same calls, and the job is over.
+/// The reason why a collective failed. After such a failure the ranks no longer make the same calls, and the
+/// job is over.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, thiserror::Error)]
 #[non_exhaustive]
 #[allow(missing_docs)] // the message of a variant names its fields

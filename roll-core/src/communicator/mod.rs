@@ -31,10 +31,10 @@ pub struct Rank(pub usize);
 ///
 /// Sums are taken in the order of the ranks, element by element: `((r0 + r1) + r2) + ...`. So a sum has the same bits
 /// whichever collective computed it, however the values were split, and at every run. Values that are only moved
-/// keep their bits, even if these are not numbers.
+/// keep their bits, even if the bits represent no number.
 ///
-/// A call ends with an error when another rank failed or did not come in time. The ranks then no longer make the same
-/// calls: the job is over, and every later call fails too.
+/// A call ends with an error when another rank failed or did not come in time. After such an error, the ranks no longer
+/// make the same calls: the job is over, and every later call fails too.
 pub trait Communicator: Send + Sync {
     /// This process.
     fn rank(&self) -> Rank;
@@ -173,7 +173,8 @@ pub fn panic_message(panic: &(dyn Any + Send)) -> Option<&str> {
     panic.downcast_ref::<&str>().copied().or_else(|| panic.downcast_ref::<String>().map(String::as_str))
 }
 
-/// Fails unless the longer buffer of the collective `what`, of `whole` values, is one part of `part` values per rank.
+/// Fails unless the longer buffer of the collective `what`, which has `whole` values, consists of one part of `part`
+/// values per rank.
 pub fn check_lengths(what: &'static str, whole: usize, part: usize, ranks: usize) -> Result<()> {
     if part.checked_mul(ranks) == Some(whole) {
         Ok(())

@@ -264,17 +264,17 @@ impl Communicator for ThreadRanks {
         let group_size = colors.iter().filter(|other| **other == color).count();
         let mut state = self.shared.lock();
         // The first rank of a group to come here creates its shared memory; the others find it.
-        let group = match state.groups.get(&(split_number, color)).and_then(Weak::upgrade) {
-            Some(group) => group,
+        let shared = match state.groups.get(&(split_number, color)).and_then(Weak::upgrade) {
+            Some(shared) => shared,
             None => {
-                let group = Shared::new(group_size);
-                state.groups.insert((split_number, color), Arc::downgrade(&group));
-                group
+                let shared = Shared::new(group_size);
+                state.groups.insert((split_number, color), Arc::downgrade(&shared));
+                shared
             }
         };
         drop(state);
         let timeout = *self.timeout.lock().unwrap_or_else(PoisonError::into_inner);
-        let group = Self::of(rank_in_group, timeout, group);
+        let group = Self::of(rank_in_group, timeout, shared);
         // All ranks have found their group before one of them can end and free it.
         self.barrier()?;
         Ok(Arc::new(group))

@@ -47,7 +47,7 @@ pub struct Noise {
 }
 
 impl Noise {
-    /// Draws keyed by `seed`.
+    /// Creates a source whose draws are keyed by `seed`.
     pub fn new(seed: u64) -> Self {
         Self { seed, fixed_latents_seed: None }
     }

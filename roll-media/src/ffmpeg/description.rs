@@ -27,6 +27,8 @@ pub(super) struct StreamDescription {
     color: DeclaredColor,
 }
 
+/// Frame rates that a stream may have.
+const PLAUSIBLE_FPS: std::ops::RangeInclusive<f64> = 0.01..=1000.0;
 /// Frame rate of a stream that states no plausible one.
 const DEFAULT_FPS: f64 = 25.0;
 
@@ -67,6 +69,7 @@ impl StreamDescription {
             (false, true) => PixelFormat::Rgb,
             (false, false) => PixelFormat::Other,
         };
+        // The codes of matrix coefficients in ITU-T H.273.
         let matrix_code = match text("color_space") {
             "bt709" => 1,
             "fcc" => 4,
@@ -79,7 +82,7 @@ impl StreamDescription {
             other => return Err(format!("the colour space `{other}` is not supported")),
         };
         let rate = |key: &str| ratio(text(key), '/').map(|[n, d]| f64::from(n) / f64::from(d));
-        let is_plausible = |fps: &f64| (0.01..=1000.0).contains(fps);
+        let is_plausible = |fps: &f64| PLAUSIBLE_FPS.contains(fps);
         let side_data = stream["side_data_list"].as_array().into_iter().flatten();
         let orientation = side_data.filter_map(|data| matrix_of(data["displaymatrix"].as_str()?)).next();
         let seconds = |value: &Value| value.as_str()?.parse::<f64>().ok().filter(|s| s.is_finite() && *s > 0.0);
@@ -103,7 +106,7 @@ impl StreamDescription {
 
     /// The ffmpeg filters that convert the stream to 8-bit planes.
     pub fn filters(&self) -> String {
-        let chroma = if self.is_yuv420() { "yuv420p" } else { "yuv444p" };
+        let chroma = if self.has_yuv420_planes() { "yuv420p" } else { "yuv444p" };
         match (self.pixel_format, self.color.is_full_range) {
             (PixelFormat::Rgb, _) => format!("scale=out_color_matrix=bt601:out_range=tv,format={chroma}"),
             (_, true) => format!("scale=in_range=pc:out_range=pc,format={chroma}"),
@@ -114,7 +117,7 @@ impl StreamDescription {
 
     /// Whether the planes have 4:2:0 chroma. An odd last row or column has chroma of its own, which only 4:4:4 planes
     /// represent.
-    fn is_yuv420(&self) -> bool {
+    fn has_yuv420_planes(&self) -> bool {
         self.pixel_format == PixelFormat::Yuv420p && self.size.iter().all(|side| side % 2 == 0)
     }
 

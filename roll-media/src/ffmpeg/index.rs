@@ -54,7 +54,7 @@ fn may_lack_references(packets: &Value) -> bool {
 }
 
 /// Returns the number of packets or frames that are not marked as discarded, and the seconds that they cover, if known.
-/// If the last one has no duration, the mean duration of the others counts.
+/// If the last one has no duration, it counts with the mean duration of the others.
 fn count_shown(packets: &Value) -> (usize, Option<f64>) {
     let (mut frames, mut first, mut last) = (0, f64::INFINITY, f64::NEG_INFINITY);
     let mut duration_of_last = None;

@@ -69,7 +69,7 @@ enum FaultHandling {
 /// missing.
 pub(crate) fn decode(path: &Path, options: &ReadOptions) -> Result<Frames, Failure> {
     let stream = StreamDescription::of(path, DETECTED)?;
-    let max_frames =
+    let max_decoded =
         options.max_frames.map(|max| max.saturating_add(options.skip).saturating_mul(options.every.max(1)));
     let resampling = options.fps.map(|fps| {
         // Selects the frame shown at each time of the new rate, counted from the first frame.
@@ -80,7 +80,7 @@ pub(crate) fn decode(path: &Path, options: &ReadOptions) -> Result<Frames, Failu
         let mut frames = Frames::new(options);
         frames.source_fps = stream.fps;
         let add = |picture| frames.push(picture, 1);
-        let read = pictures(path, DETECTED, &stream, &filters, max_frames, handling, add);
+        let read = pictures(path, DETECTED, &stream, &filters, max_decoded, handling, add);
         (frames, read)
     };
     let (frames, read) = decode_with(FaultHandling::Strict);

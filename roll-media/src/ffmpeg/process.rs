@@ -97,13 +97,13 @@ impl Program {
         };
         let child = Arc::new(Mutex::new(child));
         // If a thread cannot be started, the program is ended, because nothing would watch it.
-        let unwatched = |error| {
+        let watch_failure = |error| {
             let _ = lock(&child).kill();
             Failure::Failed(format!("{} cannot be watched: {error}", self.name()))
         };
-        let watchdog_sender = start_watchdog(&child, limit).map_err(unwatched)?;
+        let watchdog_sender = start_watchdog(&child, limit).map_err(watch_failure)?;
         let read = move || Messages::read(stderr, is_transport_stream);
-        let reader = thread::Builder::new().spawn(read).map_err(unwatched)?;
+        let reader = thread::Builder::new().spawn(read).map_err(watch_failure)?;
         Ok((
             FfmpegProcess {
                 program: self,
@@ -133,7 +133,7 @@ impl Program {
     }
 }
 
-/// Starts a thread that kills the program after `limit`. Dropping the returned sender ends the thread before.
+/// Starts a thread that kills the program after `limit`. Dropping the returned sender ends the thread earlier.
 fn start_watchdog(child: &Arc<Mutex<Child>>, limit: Duration) -> io::Result<mpsc::Sender<()>> {
     // Nothing is sent.
     let (sender, receiver) = mpsc::channel::<()>();
@@ -249,7 +249,7 @@ fn damage_in(line: &str, is_transport_stream: bool) -> Option<String> {
     }
     let is_cut_packet = !is_transport_stream && text.contains(CORRUPT_PACKET);
     let is_damage = is_cut_packet || DAMAGE.iter().any(|part| text.contains(part));
-    is_damage.then(|| cause_in(line)).flatten()
+    if is_damage { cause_in(line) } else { None }
 }
 
 /// The first line of a program's messages, without the prefix that names the component (`[mov @ 0x5581]`).
@@ -273,8 +273,8 @@ fn cause_in(stderr_text: &str) -> Option<String> {
 
 /// Whether ffmpeg has `-fps_mode` (since 5.1) instead of `-vsync`, which later versions lack.
 pub(super) fn has_fps_mode() -> bool {
-    static KNOWN: OnceLock<bool> = OnceLock::new();
-    *KNOWN.get_or_init(|| {
+    static HAS_FPS_MODE: OnceLock<bool> = OnceLock::new();
+    *HAS_FPS_MODE.get_or_init(|| {
         let output = Program::Ffmpeg.output(&["-version".into()]).unwrap_or_default();
         let output = String::from_utf8_lossy(&output);
         // "ffmpeg version 5.1.9-0+deb12u1 ...", "ffmpeg version n6.0", and "N-109000-g..." between releases.

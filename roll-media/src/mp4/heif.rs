@@ -20,16 +20,16 @@ pub(crate) fn orientation(file: File) -> Option<Orientation> {
 fn from_head(head: &[u8]) -> Option<Orientation> {
     let mut meta = outermost(head, b"meta")?;
     meta.version()?;
-    let mut primary = meta.child(b"pitm").ok()??;
-    let primary = match primary.version()? {
-        0 => primary.u16()?.into(),
-        _ => primary.u32()?,
+    let mut pitm = meta.child(b"pitm").ok()??;
+    let primary = match pitm.version()? {
+        0 => pitm.u16()?.into(),
+        _ => pitm.u32()?,
     };
     let properties = meta.child(b"iprp").ok()??;
     let all_properties = properties.child(b"ipco").ok()??.boxes().ok()?;
     let mut orientation = Orientation::default();
-    for index in associated(properties.child(b"ipma").ok()??, primary)? {
-        let Some(property) = index.checked_sub(1).and_then(|i| all_properties.get(i)) else { continue };
+    for number in property_numbers(properties.child(b"ipma").ok()??, primary)? {
+        let Some(property) = number.checked_sub(1).and_then(|i| all_properties.get(i)) else { continue };
         let mut body = property.body;
         orientation = match &property.kind {
             // The lowest two bits are the number of quarter turns.
@@ -57,7 +57,7 @@ fn outermost<'a>(head: &'a [u8], kind: &[u8; 4]) -> Option<Cursor<'a>> {
 }
 
 /// The properties of an item in their order, as numbers from 1, from the box `ipma`.
-fn associated(mut table: Cursor, item: u32) -> Option<Vec<usize>> {
+fn property_numbers(mut table: Cursor, item: u32) -> Option<Vec<usize>> {
     let mut head = Cursor(table.take(4)?);
     let (version, flags) = (head.u8()?, head.take(3)?);
     for _ in 0..table.u32()? {

@@ -273,12 +273,12 @@ fn segments_end(mut sidx: Cursor<'_>, anchor: u64) -> Option<u64> {
     let version = sidx.version()?;
     sidx.take(8)?; // id of the stream, ticks per second
     // The earliest time is skipped. After it comes the distance of the first segment from `anchor`.
-    let first = match version {
+    let distance = match version {
         0 => sidx.take(4).and(sidx.u32()).map(u64::from)?,
         _ => sidx.take(8).and(sidx.u64())?,
     };
     sidx.take(2)?; // reserved
-    let mut end = anchor.checked_add(first)?;
+    let mut end = anchor.checked_add(distance)?;
     for _ in 0..sidx.u16()? {
         // The highest bit is the type of the entry.
         let size = sidx.u32()? & 0x7fff_ffff;

@@ -65,12 +65,12 @@ impl Track {
         let mut entries = tables.need(b"stsd")?;
         entries.take(8).ok_or(CUT_SHORT)?; // version, flags, number of entries
         let entries = entries.boxes()?;
-        let first = entries.first().ok_or("the track does not say its codec")?;
+        let first_entry = entries.first().ok_or("the track does not say its codec")?;
         let mut samples = samples(tables, file_size)?;
-        let coded: Vec<bool> = samples.iter().map(|sample| sample.size > 0).collect();
+        let has_data: Vec<bool> = samples.iter().map(|sample| sample.size > 0).collect();
         samples.retain(|sample| sample.size > 0);
         if samples.is_empty() {
-            description(first)?;
+            description(first_entry)?;
             let is_fragmented = moov.child(b"mvex")?.is_some();
             let problem = if is_fragmented {
                 "the file is fragmented, which cannot be read"
@@ -80,19 +80,22 @@ impl Track {
             return Err(problem.into());
         }
         let mut descriptions = vec![SampleDescription::default(); entries.len()];
-        for used in samples.iter().map(|sample| sample.description).collect::<BTreeSet<_>>() {
-            let entry = entries.get(used).ok_or_else(|| {
-                format!("frames are coded by description {}, the track has {}", used + 1, entries.len())
+        for index in samples.iter().map(|sample| sample.description).collect::<BTreeSet<_>>() {
+            let entry = entries.get(index).ok_or_else(|| {
+                format!("frames are coded by description {}, the track has {}", index + 1, entries.len())
             })?;
-            descriptions[used] = description(entry)?;
+            descriptions[index] = description(entry)?;
         }
-        let edits = track.child(b"edts")?.map(|edits| edits.child(b"elst")).transpose()?.flatten();
+        let edits = match track.child(b"edts")? {
+            Some(edts) => edts.child(b"elst")?,
+            None => None,
+        };
         let movie_timescale = moov.child(b"mvhd")?.and_then(timescale).unwrap_or(DEFAULT_MOVIE_TIMESCALE);
         let timeline = Timeline::read(
             tables,
             timescale(media.need(b"mdhd")?).unwrap_or(0),
             edits.map(|list| (list, movie_timescale)),
-            &coded,
+            &has_data,
         )?;
         let orientation = orientation(track.need(b"tkhd")?).unwrap_or_default();
         Ok(Self { descriptions, samples, timeline, orientation })
@@ -197,9 +200,9 @@ fn samples(tables: Cursor<'_>, file_size: u64) -> Result<Vec<SampleRange>, Strin
 fn sizes(mut stsz: Cursor<'_>, file_size: u64) -> Result<Vec<u32>, String> {
     let mut whole = stsz;
     stsz.version().ok_or(CUT_SHORT)?;
-    let common = stsz.u32().ok_or(CUT_SHORT)?;
-    if common == 0 {
-        // After the common size, the box has the layout that `table` reads.
+    let common_size = stsz.u32().ok_or(CUT_SHORT)?;
+    if common_size == 0 {
+        // `table` expects four bytes before the count: here they are the common size, not version and flags.
         whole.take(4).ok_or(CUT_SHORT)?;
         let sizes: Vec<[u32; 1]> = table(whole)?;
         return Ok(sizes.concat());
@@ -208,10 +211,10 @@ fn sizes(mut stsz: Cursor<'_>, file_size: u64) -> Result<Vec<u32>, String> {
     if count > MAX_FRAMES {
         return Err(too_many(count as usize));
     }
-    if u64::from(count) * u64::from(common) > file_size {
-        return Err(format!("{count} frames of {common} bytes do not fit the file of {file_size} bytes"));
+    if u64::from(count) * u64::from(common_size) > file_size {
+        return Err(format!("{count} frames of {common_size} bytes do not fit the file of {file_size} bytes"));
     }
-    Ok(vec![common; count as usize])
+    Ok(vec![common_size; count as usize])
 }
 
 /// Ticks per second, from `mvhd` or `mdhd`.

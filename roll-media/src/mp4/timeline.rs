@@ -31,7 +31,7 @@ struct EditList(Vec<Edit>);
 #[derive(Clone, Copy)]
 struct Edit {
     from: i64,
-    /// One past the last.
+    /// One past the last tick.
     to: i64,
 }
 
@@ -46,7 +46,7 @@ impl Timeline {
         has_data: &[bool],
     ) -> Result<Self, String> {
         let mut frames = times(tables, has_data)?;
-        let first_decoded = frames.first().map(|frame| frame.from);
+        let first_decoded_at = frames.first().map(|frame| frame.from);
         // Stable sort: frames with equal times stay in decoding order.
         frames.sort_by_key(|frame| frame.from);
         let edits = match edits {
@@ -67,7 +67,7 @@ impl Timeline {
             Some([begin, end].map(seconds))
         };
         let intervals = frames.iter().enumerate().map(interval).collect();
-        let is_leading = |frame: &PresentationInterval| first_decoded.is_some_and(|first| frame.from < first);
+        let is_leading = |frame: &PresentationInterval| first_decoded_at.is_some_and(|first| frame.from < first);
         let has_leading_frames = frames.iter().any(|frame| edits.shows(frame) && is_leading(frame));
         Ok(Self { frames: intervals, has_leading_frames })
     }
@@ -97,11 +97,11 @@ fn times(tables: Cursor<'_>, has_data: &[bool]) -> Result<Vec<PresentationInterv
     let mut offsets = repeated(offsets);
     let (mut now, mut duration) = (0i64, 0i64);
     let mut frames = Vec::new();
-    for has_data in has_data {
+    for frame_has_data in has_data {
         duration = durations.next().map_or(duration, i64::from);
         // Offsets are signed in version 1, and in practice also in version 0.
         let offset = offsets.next().map_or(0, |offset| i64::from(offset as i32));
-        if *has_data {
+        if *frame_has_data {
             frames.push(PresentationInterval { from: now + offset, duration });
         }
         now += duration;
@@ -149,8 +149,8 @@ impl EditList {
 
     /// The tick of the presentation at which a tick of the track is shown. The gaps between edits are cut out.
     fn shown_at(&self, tick: i64) -> i64 {
-        let edits_before = self.0.windows(2).filter(|pair| pair[1].from <= tick);
-        tick - edits_before.map(|pair| pair[1].from - pair[0].to).sum::<i64>()
+        let gaps_before = self.0.windows(2).filter(|pair| pair[1].from <= tick);
+        tick - gaps_before.map(|pair| pair[1].from - pair[0].to).sum::<i64>()
     }
 }
 

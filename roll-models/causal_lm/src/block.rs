@@ -149,11 +149,11 @@ impl Block {
             Some((cache, CachedTokens::Prompts(places))) => {
                 let keys = cache.read_prompts(self.index, k, v, places);
                 let attend = |(i, span): &(usize, &Range<usize>)| {
-                    let (k, v) = keys.of(&places.prefixes()[*i]);
-                    self.attend(q.clone().narrow(0, span.start, span.len()), k, v)
+                    let (k, v) = keys.of(&places.prefixes()[*i])?;
+                    Some(self.attend(q.clone().narrow(0, span.start, span.len()), k, v))
                 };
                 // Several prompts per task, because a prompt with few new tokens is less work than waking a thread.
-                Tensor::cat(numbered_spans.par_iter().with_min_len(PROMPTS_PER_TASK).map(attend).collect(), 0)
+                Tensor::cat(numbered_spans.par_iter().with_min_len(PROMPTS_PER_TASK).filter_map(attend).collect(), 0)
             }
             // Whole sequences.
             None => {

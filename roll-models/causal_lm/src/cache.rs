@@ -124,8 +124,8 @@ pub struct LayerKeys {
 }
 
 impl LayerKeys {
-    /// The keys and values of a sequence.
-    pub fn of(&self, prefix: &Prefix) -> KeysValues {
+    /// The keys and values of a sequence; `None` if it has no tokens.
+    pub fn of(&self, prefix: &Prefix) -> Option<KeysValues> {
         let prompt = prefix.prompt.clone();
         let of_prompt = |x: &Tensor<2>| x.clone().narrow(0, prompt.start, prompt.len());
         let in_prompt = self.prompts.as_ref().filter(|_| !prompt.is_empty()).map(|(k, v)| (of_prompt(k), of_prompt(v)));
@@ -133,13 +133,8 @@ impl LayerKeys {
             let of_slot = |x: &Tensor<3>| rows_of_slot(x, slot, prefix.tail);
             (of_slot(k), of_slot(v))
         });
-        match (in_prompt, in_slot) {
-            (Some((k, v)), Some((tail_k, tail_v))) => {
-                (Tensor::cat(vec![k, tail_k], 0), Tensor::cat(vec![v, tail_v], 0))
-            }
-            (Some(found), None) | (None, Some(found)) => found,
-            (None, None) => unreachable!("a sequence that a pass reads has a token"),
-        }
+        let together = |(k, v), (tail_k, tail_v)| (Tensor::cat(vec![k, tail_k], 0), Tensor::cat(vec![v, tail_v], 0));
+        in_prompt.into_iter().chain(in_slot).reduce(together)
     }
 }
 
@@ -390,5 +385,53 @@ impl Cache {
             let (keys, values) = self.with_room(Some((keys, values)), slots, prefix.tail, &k);
             layer.tails = Some((ops::store_rows(keys, k, &places), ops::store_rows(values, v, &places)));
         }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use burn_tensor::TensorData;
+
+    use super::*;
+
+    /// Reads one prompt, whose keys and values are `values`; returns its cached tokens and all its keys.
+    fn read(cache: &Cache, known: Option<Prefix>, values: &[f32]) -> (Prefix, Vec<f32>) {
+        let device = roll_backends::device("flex").unwrap();
+        let spans = vec![Range { start: 0, end: values.len() }];
+        let places = PromptPlaces::new(cache, vec![known], &spans, &[4], &device);
+        let rows = || Tensor::<2>::from_data(TensorData::new(values.to_vec(), [values.len(), 1]), &device);
+        let keys = cache.read_prompts(0, rows(), rows(), &places);
+        let prefix = places.prefixes()[0].clone();
+        let (k, _) = keys.of(&prefix).unwrap();
+        (prefix, k.into_data().try_into_vec::<f32>().unwrap())
+    }
+
+    #[test]
+    fn sequences_keep_their_tokens_where_others_are_dropped_or_continue_the_same() {
+        let cache = Cache::new(1, DType::F32);
+        read(&cache, None, &[1.0, 2.0, 3.0]);
+        let (prompt, _) = read(&cache, None, &[4.0]);
+        let (mut prefix, keys) = read(&cache, Some(prompt), &[5.0, 6.0]);
+        assert_eq!((prefix.prompt.clone(), prefix.slot, prefix.tail), (3..4, Some(0), 2));
+        assert_eq!(keys, [4.0, 5.0, 6.0]);
+        // Most packed tokens are dropped.
+        cache.retain(&mut [&mut prefix]);
+        assert_eq!(prefix.prompt, 0..1);
+        let (prefix, keys) = read(&cache, Some(prefix), &[7.0]);
+        assert_eq!(keys, [4.0, 5.0, 6.0, 7.0]);
+        let copy = Prefix { slot: Some(cache.take_slot()), ..prefix.clone() };
+        cache.copy_tail(&prefix, 1);
+        assert_eq!(read(&cache, Some(copy), &[8.0]).1, [4.0, 5.0, 6.0, 7.0, 8.0]);
+        assert_eq!(read(&cache, Some(prefix), &[9.0]).1, [4.0, 5.0, 6.0, 7.0, 9.0]);
+    }
+
+    #[test]
+    fn capacities_double_up_to_the_tokens_to_come() {
+        let grown = |tokens: std::ops::RangeInclusive<usize>, most| {
+            tokens.fold(0, |capacity, needed| capacity_for(needed, capacity, most))
+        };
+        assert_eq!([grown(1..=1, 500), grown(1..=33, 500), grown(1..=65, 100)], [32, 64, 100]);
+        assert_eq!([grown(1..=19, 19), grown(40..=40, 10)], [19, 40]);
     }
 }

@@ -156,13 +156,13 @@ pub fn umt5(key: &str, direction: Direction) -> Option<String> {
     look_up(UMT5, key, direction)
 }
 
-/// Translates a VAE key. `generation` is the table of the down and up path of this generation.
-fn vae(generation: Table, key: &str, direction: Direction) -> Option<String> {
+/// Translates a VAE key. `path_table` is the table of the down and up path of one generation of the VAE.
+fn vae(path_table: Table, key: &str, direction: Direction) -> Option<String> {
     /// Least number of parts in the path of a residual block, such as `encoder.middle.0`. Nearer to the root, the same
     /// names belong to other layers, such as `encoder.conv1`.
     const MIN_BLOCK_PARTS: usize = 3;
     // First the path of the block, then the name inside the block, if it is a residual block.
-    let renamed = look_up(VAE, key, direction).or_else(|| look_up(generation, key, direction))?;
+    let renamed = look_up(VAE, key, direction).or_else(|| look_up(path_table, key, direction))?;
     let parts: Vec<&str> = renamed.split('.').collect();
     for block_parts in MIN_BLOCK_PARTS..parts.len() {
         if let Some(inside) = look_up(RESIDUAL, &parts[block_parts..].join("."), direction) {

@@ -68,13 +68,13 @@ impl Tokenizer {
         text.map_err(|e| failed(e.to_string()))
     }
 
-    /// Returns the number of ids, including the ids of added tokens.
+    /// Returns the upper bound of the ids (exclusive), including the ids of added tokens.
     pub fn vocabulary(&self) -> usize {
-        // Ids may have gaps, so the number follows from the largest id.
+        // Ids may have gaps, so the bound follows from the largest id.
         self.inner.get_vocab(true).values().max().map_or(0, |id| *id as usize + 1)
     }
 
-    /// Returns the number of ids without the ids of added tokens (special tokens and the like).
+    /// Returns the upper bound (exclusive) of the ids that are not of added tokens (special tokens and the like).
     pub fn base_vocabulary(&self) -> usize {
         let added = self.inner.get_added_tokens_decoder();
         let ids = self.inner.get_vocab(true).into_values().filter(|id| !added.contains_key(id));

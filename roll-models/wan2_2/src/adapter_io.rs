@@ -14,7 +14,7 @@ pub(super) const EXPERT_FILE: &str = "diffusion_pytorch_model";
 /// Prefix of tensor names that ComfyUI and diffusers expect in LoRA files of Wan.
 const PREFIX: &str = "diffusion_model.";
 
-/// Greatest relative difference of two scales that are the same: `alpha` is f32 in a file.
+/// Greatest relative difference at which two scales count as equal: `alpha` is f32 in a file.
 const SCALE_TOLERANCE: f64 = 1e-6;
 
 /// Number of trained experts.

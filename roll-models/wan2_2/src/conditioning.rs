@@ -42,8 +42,8 @@ pub fn image_channels(
     // The mask, `[mask_channels, latent_frames, lh, lw]`. The first latent frame is known in all channels.
     let mut mask = vec![0f32; mask_channels * latent_frames * plane];
     for channel in 0..mask_channels {
-        let first_frame = channel * latent_frames * plane;
-        mask[first_frame..first_frame + plane].fill(1.0);
+        let start = channel * latent_frames * plane;
+        mask[start..start + plane].fill(1.0);
     }
     // The end image is the last video frame of the last latent frame: the last plane of the last channel.
     if end_image.is_some() {

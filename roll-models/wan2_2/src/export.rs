@@ -21,12 +21,12 @@ pub fn export_expert(trained: &Path, base: &Path, out: &Path, dtype: DType) -> R
     let checkpoint = Checkpoint::open(&source)?;
     let config_file = base.join("config.json");
     let config_json = files::read_filled(&config_file, files::MAX_TEXT).map_err(Error::file("read", &config_file))?;
-    let described = serde_json::from_slice::<serde_json::Value>(&config_json)
+    let base_config = serde_json::from_slice::<serde_json::Value>(&config_json)
         .map_err(|e| Error::bad_file(&config_file, format!("expected JSON: {e}")))?;
-    let described_heads = described.get("num_heads").and_then(|n| usize::try_from(n.as_u64()?).ok());
-    let config = DitConfig::from_shapes(&checkpoint.shapes(), described_heads.or_else(|| heads(&checkpoint)))
+    let base_heads = base_config.get("num_heads").and_then(|n| usize::try_from(n.as_u64()?).ok());
+    let config = DitConfig::from_shapes(&checkpoint.shapes(), base_heads.or_else(|| heads(&checkpoint)))
         .map_err(|e| Error::bad_file(&source, format!("expected every weight of a transformer: {e}")))?;
-    check_sizes(&described, &config).map_err(|problem| {
+    check_sizes(&base_config, &config).map_err(|problem| {
         let base = config_file.display();
         Error::bad_file(&source, format!("is not of the base that {base} describes: {problem}"))
     })?;
@@ -45,8 +45,8 @@ pub fn export_expert(trained: &Path, base: &Path, out: &Path, dtype: DType) -> R
     Ok(file)
 }
 
-/// Fails if the sizes of the weights, `config`, differ from the sizes in a `config.json`, `described`.
-fn check_sizes(described: &serde_json::Value, config: &DitConfig) -> std::result::Result<(), String> {
+/// Fails if the sizes of the weights, `config`, differ from the sizes in a `config.json`, `base_config`.
+fn check_sizes(base_config: &serde_json::Value, config: &DitConfig) -> std::result::Result<(), String> {
     // Official name and diffusers' name of each size. diffusers does not store the width.
     let sizes = [
         (["dim", ""], config.dim),
@@ -56,8 +56,8 @@ fn check_sizes(described: &serde_json::Value, config: &DitConfig) -> std::result
         (["out_dim", "out_channels"], config.out_channels),
     ];
     for (names, found) in sizes {
-        let described_size = names.iter().find_map(|name| Some((name, described.get(name)?.as_u64()?)));
-        if let Some((name, expected)) = described_size
+        let base_size = names.iter().find_map(|name| Some((name, base_config.get(name)?.as_u64()?)));
+        if let Some((name, expected)) = base_size
             && expected != found as u64
         {
             return Err(format!("expected `{name}` {expected}, found {found}"));

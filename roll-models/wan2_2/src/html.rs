@@ -16,7 +16,7 @@ const NAME_ENDS: &str = "\t\n\u{c} <&#";
 /// Maximum length of a name in characters, without its semicolon.
 const MAX_NAME: usize = 32;
 
-/// Characters by the names of their references, which have a semicolon or, for the older ones, have none.
+/// Characters by the names of their references. A name includes its semicolon; some older names have none.
 static NAMED: LazyLock<HashMap<&str, &str>> =
     LazyLock::new(|| ENTITIES.iter().map(|known| (&known.entity[1..], known.characters)).collect());
 
@@ -28,8 +28,8 @@ pub fn unescape(text: &str) -> String {
     while let Some((before, after)) = rest.split_once('&') {
         out.push_str(before);
         let length = match after.strip_prefix('#') {
-            Some(number) => numeric(number, &mut out).map(|length| 1 + length),
-            None => named(after, &mut out),
+            Some(number) => push_numeric(number, &mut out).map(|length| 1 + length),
+            None => push_named(after, &mut out),
         };
         if length.is_none() {
             out.push('&');
@@ -41,7 +41,7 @@ pub fn unescape(text: &str) -> String {
 }
 
 /// Appends the character of a reference like `233;` or `xE9;`. Returns the length of the reference.
-fn numeric(text: &str, out: &mut String) -> Option<usize> {
+fn push_numeric(text: &str, out: &mut String) -> Option<usize> {
     let (digits, radix) = match text.strip_prefix(['x', 'X']) {
         Some(digits) => (digits, 16),
         None => (text, 10),
@@ -63,7 +63,7 @@ fn numeric(text: &str, out: &mut String) -> Option<usize> {
 }
 
 /// Appends the characters of the longest name at the beginning of `text`. Returns the length of the name.
-fn named(text: &str, out: &mut String) -> Option<usize> {
+fn push_named(text: &str, out: &mut String) -> Option<usize> {
     // One more character for the semicolon.
     let beginning = text.char_indices().take(MAX_NAME + 1);
     let ends = beginning.take_while(|(_, c)| !NAME_ENDS.contains(*c)).map(|(at, c)| at + c.len_utf8());

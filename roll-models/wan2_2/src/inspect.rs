@@ -184,7 +184,7 @@ impl FileDescription {
         self.add_detail("names", if has_official_names { "official" } else { "another library's, or wrapped" });
         // Number of weights in eight bits, by their type.
         let mut eight_bits: BTreeMap<&str, usize> = BTreeMap::new();
-        let scaled = official.keys().filter(|key| official.is_scaled(key)).filter_map(|key| official.info(key));
+        let scaled = official.keys().filter(|key| official.is_in_eight_bits(key)).filter_map(|key| official.info(key));
         scaled.for_each(|info| *eight_bits.entry(&info.stored).or_default() += 1);
         if !eight_bits.is_empty() {
             let counts: Vec<String> = eight_bits.iter().map(|(name, n)| format!("{n} weights of {name}")).collect();

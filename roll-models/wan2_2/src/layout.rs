@@ -87,7 +87,7 @@ pub struct Layout {
     pub networks: Networks,
     /// The machine.
     pub machine: Machine,
-    /// Tiles of the VAE; `None` leaves them to the memory.
+    /// Tiles of the VAE; `None` if they are chosen for each video, by the memory.
     pub(super) tiles: Option<Tiles>,
     /// The number of the decoder's checkpoints.
     pub(super) checkpoints: Checkpoints,
@@ -225,7 +225,7 @@ impl Layout {
         }
     }
 
-    /// The tiles of all videos, and the memory by which they are chosen for each, if they are.
+    /// The tiles of all videos. If tiles are chosen for each video instead, also the memory by which they are chosen.
     pub(super) fn tile_choice(&self) -> (Option<Tiling>, Option<MemoryBudget>) {
         match self.tiles {
             None => (None, self.machine.memory.map(|memory| self.vae_budget(memory))),
@@ -272,12 +272,12 @@ impl Layout {
     /// those of all passes fit, because recomputing them takes longer than copying block inputs, which overlaps
     /// computation.
     fn kept_by_passes(&self, free: usize, latents: [usize; 3]) -> (bool, usize) {
-        let (dit, passes, element) = (&self.networks.dit, self.machine.recorded_passes, self.products.size());
+        let (dit, passes, element_size) = (&self.networks.dit, self.machine.recorded_passes, self.products.size());
         let tokens = self.own_tokens(latents);
-        let inputs = block_input_bytes(dit, tokens, element);
+        let inputs = block_input_bytes(dit, tokens, element_size);
         // In f32: the input in use and the one in flight.
         let in_flight = 2 * F32_SIZE * tokens * dit.dim;
-        let attention = attention_bytes(dit, tokens, element);
+        let attention = attention_bytes(dit, tokens, element_size);
         let offloads = self.offloads_states();
         let least_inputs = |passes: usize| if offloads { in_flight } else { passes.saturating_mul(inputs) };
         let fits = |passes: usize| least_inputs(passes).saturating_add(passes.saturating_mul(attention)) <= free;
@@ -294,8 +294,8 @@ impl Layout {
         (keep_attention, all_passes.unwrap_or(free_for_inputs.saturating_sub(in_flight) / inputs.max(1)))
     }
 
-    /// The part of `budget` that kept results of attention leave to the decoder. If the option decides on them instead
-    /// of the memory, `budget` already includes them.
+    /// The part of `budget` that kept results of attention leave to the decoder. If `model.keep_attention` decides
+    /// whether they are kept, and not the memory, `budget` already includes them.
     fn beside_attention(&self, budget: MemoryBudget, keep_attention: bool) -> MemoryBudget {
         if self.keep_attention != KeepAttention::Auto || !keep_attention {
             return budget;
@@ -340,11 +340,11 @@ pub(super) fn block_pullback_bytes(dit: &DitConfig, tokens: usize) -> usize {
 }
 
 /// Bytes of the block inputs of a pass: one for each checkpointing segment.
-pub(super) fn block_input_bytes(dit: &DitConfig, tokens: usize, element: usize) -> usize {
-    element * tokens * dit.dim * dit.segments()
+pub(super) fn block_input_bytes(dit: &DitConfig, tokens: usize, element_size: usize) -> usize {
+    element_size * tokens * dit.dim * dit.segments()
 }
 
 /// Bytes of the results of self-attention of a pass, with a number in f32 for each token and head.
-pub(super) fn attention_bytes(dit: &DitConfig, tokens: usize, element: usize) -> usize {
-    dit.layers * tokens * (element * dit.dim + F32_SIZE * dit.heads)
+pub(super) fn attention_bytes(dit: &DitConfig, tokens: usize, element_size: usize) -> usize {
+    dit.layers * tokens * (element_size * dit.dim + F32_SIZE * dit.heads)
 }

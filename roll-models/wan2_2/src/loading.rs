@@ -42,20 +42,20 @@ pub fn open(options: &WanOptions, context: &BuildContext) -> Result<Wan> {
     let mut files = ComponentFiles::open(options, context, &Hub::of(context))?;
     let mut base_loras = base_lora::merge(options, context, &mut files)?;
     base_loras.iter().for_each(|(expert, loras)| tracing::info!("`{expert}` has the base LoRA {loras}"));
-    let (mut adapters, trained) = initial_adapters::open(options, context, &files)?;
+    let (mut adapters, trained_experts) = initial_adapters::open(options, context, &files)?;
     let machine = Machine::of_run(context, &device);
     let layout = Layout::of(options, Networks::of(&files, options)?, machine)?;
     warn_of_idle_expert(&layout, options, context);
     let fp8 = options.products.of(layout.eight_bits, &device)?;
     log_precision(&layout, fp8.as_ref());
-    let experts = Experts { layout: &layout, fp8, device: &device, device_slot: Arc::default() };
+    let settings_of_experts = ExpertSettings { layout: &layout, fp8, device: &device, device_slot: Arc::default() };
     let (mut dits, mut bases) = (Vec::new(), Vec::new());
     for (name, file) in files.experts() {
-        let mut dit = open_dit(name, file, options, context, &experts)?;
+        let mut dit = open_dit(name, file, options, context, &settings_of_experts)?;
         let base = BaseNetwork::of(file, dit.config(), base_loras.remove(name)).while_doing(|| reading(file))?;
         let adapters_of_expert = adapters.remove(name).unwrap_or_default();
         adapters_of_expert.iter().for_each(|adapter| base.warn_if_other(adapter));
-        set_trained_part(&mut dit, name, file, options, &trained, adapters_of_expert, context)?;
+        set_trained_part(&mut dit, name, file, options, &trained_experts, adapters_of_expert, context)?;
         dits.push(dit);
         bases.push(base);
     }
@@ -96,18 +96,18 @@ fn encoding_sources(
     tiles: (Option<Tiling>, Option<MemoryBudget>),
 ) -> Result<EncodingSources> {
     let networks = std::iter::once(&files.vae).chain(&files.text_encoder).chain(&files.clip);
-    let (kernels, tokens) = (kernels(&context.backend)?, text.map(|text| text.length));
+    let (backend, tokens) = (backend_name(&context.backend)?, text.map(|text| text.length));
     Ok(EncodingSources {
         files: networks
             .flat_map(|file| file.paths().map(Path::to_path_buf))
             .chain(text.map(|text| text.tokenizer.path().to_path_buf()))
             .collect(),
-        settings: format!("{kernels}, {tokens:?} tokens, end image {uses_end_image}, tiles {tiles:?}"),
+        settings: format!("{backend}, {tokens:?} tokens, end image {uses_end_image}, tiles {tiles:?}"),
     })
 }
 
 /// Name of the backend. Encodings depend on its kernels, but not on which device of a machine runs them.
-fn kernels(backend: &str) -> Result<&'static str> {
+fn backend_name(backend: &str) -> Result<&'static str> {
     Ok(Backend::of(backend)?.name())
 }
 
@@ -164,16 +164,16 @@ fn warn_of_idle_expert(layout: &Layout, options: &WanOptions, context: &BuildCon
 }
 
 /// Settings that all experts share.
-struct Experts<'a> {
+struct ExpertSettings<'a> {
     layout: &'a Layout,
-    /// How products with fp8 weights are taken in fp8, if they are.
+    /// How products with fp8 weights are computed in fp8; `None` if they are not computed in fp8.
     fp8: Option<Fp8Products>,
     device: &'a Device,
     /// Swaps the experts on the device, if only one is resident at a time.
     device_slot: Arc<DeviceSlot>,
 }
 
-impl Experts<'_> {
+impl ExpertSettings<'_> {
     /// The weight store of one expert whose weights are all on the device while it is used.
     fn store(&self, name: &str, file: &Checkpoint) -> Result<Arc<dyn WeightStore>> {
         let (storage, device) = (self.layout.storage, self.device.clone());
@@ -205,16 +205,16 @@ fn open_dit(
     file: &Checkpoint,
     options: &WanOptions,
     context: &BuildContext,
-    experts: &Experts<'_>,
+    settings: &ExpertSettings<'_>,
 ) -> Result<Dit> {
-    let (device, storage, placement) = (experts.device, experts.layout.storage, experts.layout.placement);
+    let (device, storage, placement) = (settings.device, settings.layout.storage, settings.layout.placement);
     let memory = kept_for_pullback(options.use_gradient_checkpointing, options.use_gradient_checkpointing_offload);
     let open = || -> Result<Dit> {
         let config = components::dit_config(file, options.num_heads)?;
         let store: Arc<dyn WeightStore> = match placement {
             // A check reads no weights: this store reads a segment when it is used.
             _ if context.headers_only => Arc::new(Streamed::new(file.clone(), device)),
-            Placement::Auto | Placement::Resident => experts.store(name, file)?,
+            Placement::Auto | Placement::Resident => settings.store(name, file)?,
             Placement::Streamed => Arc::new(Streamed::new(file.clone(), device).stored_as(storage).with_prefetch()),
             Placement::Host => Arc::new(weights::from_host(file, storage, device)?),
             Placement::Sharded => {
@@ -227,8 +227,8 @@ fn open_dit(
         let mut dit = Dit::with_store(config, store)
             .with_memory(memory)
             .keeping_attention(options.keep_attention.is_always())
-            .with_products(experts.layout.products)
-            .with_fp8_products(experts.fp8.is_some());
+            .with_products(settings.layout.products)
+            .with_fp8_products(settings.fp8.is_some());
         if placement == Placement::Sharded && context.ranks.world_size() > 1 {
             dit = dit.sharding_weights(context.ranks.clone());
         }
@@ -240,7 +240,8 @@ fn open_dit(
     open().in_section("model").while_doing(|| reading(file))
 }
 
-/// Shards the tokens of the passes of `dit` between `ranks`. Fails if their number does not divide the heads.
+/// Shards the tokens of the passes of `dit` between `ranks`. Fails if the number of ranks does not divide the
+/// number of heads.
 fn sharding_tokens(dit: Dit, ranks: Arc<dyn Communicator>) -> Result<Dit> {
     let (heads, count) = (dit.config().heads, ranks.world_size());
     if !heads.is_multiple_of(count) {
@@ -253,13 +254,13 @@ fn sharding_tokens(dit: Dit, ranks: Arc<dyn Communicator>) -> Result<Dit> {
 }
 
 /// Sets the trained part of `dit`, the expert `name`: the layers of `adapters` with their values or, without adapters,
-/// the part that the options select. `trained` are the names of the trained experts.
+/// the part that the options select. `trained_experts` names the experts that are trained.
 fn set_trained_part(
     dit: &mut Dit,
     name: &str,
     file: &Checkpoint,
     options: &WanOptions,
-    trained: &[String],
+    trained_experts: &[String],
     adapters: Vec<OpenedAdapter>,
     context: &BuildContext,
 ) -> Result<()> {
@@ -275,7 +276,7 @@ fn set_trained_part(
         Some(initial)
     };
     let trainable =
-        initial.as_ref().map_or_else(|| options.trainable(trained, name), |initial| initial.trainable.clone());
+        initial.as_ref().map_or_else(|| options.trainable(trained_experts, name), |initial| initial.trainable.clone());
     let (trainable, initial) = if context.headers_only && trainable == Trainable::Full {
         // All parameters would take the memory of the weights several times. In a check, a LoRA of rank 1 takes their
         // place.
@@ -469,10 +470,10 @@ mod tests {
 
     #[test]
     fn encoding_keys_depend_on_the_backend_and_not_on_the_device_number() {
-        assert_eq!(kernels("cuda:0").unwrap(), kernels("cuda:1").unwrap());
-        assert_eq!(kernels("libtorch-cuda").unwrap(), kernels("libtorch-cuda:7").unwrap());
-        let all = ["flex", "libtorch", "libtorch-cuda:1", "cuda:1", "wgpu"].map(|name| kernels(name).unwrap());
+        assert_eq!(backend_name("cuda:0").unwrap(), backend_name("cuda:1").unwrap());
+        assert_eq!(backend_name("libtorch-cuda").unwrap(), backend_name("libtorch-cuda:7").unwrap());
+        let all = ["flex", "libtorch", "libtorch-cuda:1", "cuda:1", "wgpu"].map(|name| backend_name(name).unwrap());
         assert!((0..5).all(|i| (0..i).all(|j| all[i] != all[j])), "{all:?}");
-        assert_eq!(kernels("cpu").unwrap(), kernels("flex").unwrap());
+        assert_eq!(backend_name("cpu").unwrap(), backend_name("flex").unwrap());
     }
 }

@@ -80,8 +80,8 @@ pub struct Wan {
     /// If set, it determines tiles and checkpoints of the VAE instead of `chunking`, and what recorded passes keep on the
     /// device instead of the transformers.
     pub(super) layout: Option<Layout>,
-    /// Number of recorded passes whose block inputs are on the device although others are in host memory.
-    on_device: Arc<AtomicUsize>,
+    /// Number of recorded passes with block inputs on the device although those of other passes are in host memory.
+    passes_on_device: Arc<AtomicUsize>,
     /// Number of checkpoints in host memory by the shape of the latents, as free memory determined it the first time.
     /// Later results would differ, because an allocator may keep freed memory reserved.
     checkpoints: Mutex<BTreeMap<[usize; 3], usize>>,
@@ -148,7 +148,7 @@ impl Wan {
             uses_end_image: settings.uses_end_image,
             chunking: settings.chunking,
             layout: None,
-            on_device: Arc::default(),
+            passes_on_device: Arc::default(),
             checkpoints: Mutex::default(),
             specs,
             encoding_sources: None,
@@ -178,7 +178,7 @@ impl Wan {
         if by_layout.memory != Memory::Offload {
             return (by_layout, None);
         }
-        match PassesOnDevice::try_add(count, &self.on_device, video.passes_on_device) {
+        match PassesOnDevice::try_add(count, &self.passes_on_device, video.passes_on_device) {
             // The block inputs fit on the device.
             Some(guard) => (PassMemory { memory: Memory::Recompute, ..by_layout }, Some(guard)),
             None => (by_layout, None),
@@ -186,7 +186,7 @@ impl Wan {
     }
 
     /// Tiling and checkpoints of the VAE for latents of shape [T, H, W].
-    fn chunking(&self, latents: [usize; 3]) -> Chunking {
+    fn chunking_for(&self, latents: [usize; 3]) -> Chunking {
         let Some(VideoLayout { tiling, checkpoints, .. }) = self.video_layout(latents) else { return self.chunking };
         let checkpoints = match checkpoints {
             CheckpointCount::Of(count) => count,
@@ -316,10 +316,10 @@ impl DiffusionModel for Wan {
         let latent_shape = self.latent_shape(input.frames, input.size)?;
         let text = require_encoder(&self.text)?;
         let [_, t, h, w] = latent_shape;
-        let chunking = self.chunking([t, h, w]);
+        let chunking = self.chunking_for([t, h, w]);
         let config = self.experts[0].dit.config();
-        let extra = config.in_channels - config.out_channels;
-        let channels = match (extra, &input.image) {
+        let extra_channels = config.in_channels - config.out_channels;
+        let channels = match (extra_channels, &input.image) {
             // The transformer reads latents only.
             (0, _) => None,
             // The transformer also reads the encoded picture and a mask of the known frames.
@@ -333,7 +333,7 @@ impl DiffusionModel for Wan {
         };
         // TI2V-5B has no conditioning channels and uses the image as its first latent frame. Text-to-video models use
         // no image.
-        let first_frame = match (extra, &input.image) {
+        let first_frame = match (extra_channels, &input.image) {
             (0, Some(image)) if self.is_ti2v() => Some(conditioning::first_frame_latents(&self.vae, image, &chunking)?),
             _ => None,
         };
@@ -368,28 +368,28 @@ impl DiffusionModel for Wan {
         adapter: Adapter,
         grad: Grad,
     ) -> Result<(Tensor, Option<Pullback>)> {
-        let experts: Vec<usize> = inputs.iter().map(|input| self.expert_index(input.timestep)).collect();
+        let expert_by_input: Vec<usize> = inputs.iter().map(|input| self.expert_index(input.timestep)).collect();
         let (mut values, mut pullbacks) = (vec![None; inputs.len()], Vec::new());
         for (number, expert) in self.experts.iter().enumerate() {
-            let positions: Vec<usize> = (0..inputs.len()).filter(|i| experts[*i] == number).collect();
+            let positions: Vec<usize> = (0..inputs.len()).filter(|i| expert_by_input[*i] == number).collect();
             if positions.is_empty() {
                 continue;
             }
             let batch: Vec<VelocityInput<'_>> = positions.iter().map(|i| inputs[*i]).collect();
-            let (kept, on_device) = if grad.is_on() {
+            let (kept, guard) = if grad.is_on() {
                 self.pass_memory(&expert.dit, batch.len(), batch[0].latents.shape())
             } else {
                 (expert.dit.default_memory(), None)
             };
             let (value, pullback) = expert.dit.velocities_keeping(&batch, adapter, grad, kept)?;
             scatter(&mut values, &positions, value)?;
-            pullbacks.extend(pullback.map(|pullback| (positions, pullback, on_device)));
+            pullbacks.extend(pullback.map(|pullback| (positions, pullback, guard)));
         }
         let count = inputs.len();
         let pull = move |cotangents: &Tensor| {
             let (cotangents, mut pulled) = (cotangents.unstack()?, vec![None; count]);
-            // `_on_device` is dropped after its pass has been pulled back.
-            for (positions, pullback, _on_device) in pullbacks {
+            // `_guard` is dropped after its pass has been pulled back.
+            for (positions, pullback, _guard) in pullbacks {
                 let batch: Vec<Tensor> = positions.iter().map(|i| cotangents[*i].clone()).collect();
                 scatter(&mut pulled, &positions, pullback.pull(&Tensor::stack(&batch)?)?)?;
             }
@@ -400,7 +400,7 @@ impl DiffusionModel for Wan {
 
     fn decode(&mut self, latents: &Tensor, grad: Grad) -> Result<(Tensor, Option<Pullback>)> {
         let chunking = match *latents.shape() {
-            [_, t, h, w] => self.chunking([t, h, w]),
+            [_, t, h, w] => self.chunking_for([t, h, w]),
             _ => self.chunking,
         };
         self.vae.decode_clamped(latents, &chunking, grad)
@@ -411,7 +411,7 @@ impl DiffusionModel for Wan {
             [count, _, height, width] => {
                 let config = self.vae.config();
                 let [h, w] = config.latent_size([height, width])?;
-                self.chunking([config.latent_frames(count)?, h, w])
+                self.chunking_for([config.latent_frames(count)?, h, w])
             }
             _ => self.chunking,
         };

@@ -261,10 +261,10 @@ pub enum IdleExpert {
 }
 
 impl IdleExpert {
-    /// Resolves `Auto` for experts of `bytes` bytes in total. `memory` is the GPU's, if the device is a GPU and it is
-    /// known. `is_converted` says whether weights are computed while they are read, because the files have another
-    /// dtype or LoRAs are merged. Computing is slower than a copy, so such experts stay in host memory instead of being
-    /// read again.
+    /// Resolves `Auto` for experts of `bytes` bytes in total. `memory` is that of the GPU, if the device is a GPU whose
+    /// memory is known. `is_converted` says whether weights are computed while they are read, because the files have
+    /// another dtype or LoRAs are merged. Computing is slower than a copy, so such experts stay in host memory instead
+    /// of being read again.
     pub(super) fn chosen(self, bytes: usize, is_gpu: bool, memory: Option<u64>, is_converted: bool) -> Self {
         let take_at_most_half = |memory: u64| 2 * bytes as u64 <= memory;
         match self {
@@ -498,7 +498,7 @@ impl WanOptions {
         Ok(names)
     }
 
-    /// The trained part of `expert` if the experts `trained` are trained and none starts from a file.
+    /// The trained part of `expert` if the experts `trained` are trained and no expert starts from a file.
     pub fn trainable(&self, trained: &[String], expert: &str) -> Trainable {
         let rank = self.lora_rank.unwrap_or(DEFAULT_RANK);
         match (trained.iter().any(|name| name == expert), rank) {

@@ -280,7 +280,8 @@ pub fn networks(directory: &Path) -> Result<Vec<Checkpoint>> {
 #[derive(PartialEq)]
 enum Matching {
     All,
-    /// All except files of [`TOP_LEVEL_NAMES`]: `model*` also matches `models_t5_*`.
+    /// All except files whose names begin with `models_`: `model*` also matches `models_t5_*` and `models_clip_*` of
+    /// [`TOP_LEVEL_NAMES`].
     ExceptTopLevelNames,
 }
 

@@ -48,12 +48,12 @@ pub(super) struct Prompts {
 impl Prompts {
     /// Replaces the prompts that will be needed; see [`roll_core::DiffusionModel::expect_prompts`]. The tokenizer warns
     /// of the first prompt that it cuts.
-    pub(super) fn expect(&mut self, prompts: &[String], text: Option<&TextEncoder>) {
-        if let Some(text) = text {
+    pub(super) fn expect(&mut self, prompts: &[String], encoder: Option<&TextEncoder>) {
+        if let Some(encoder) = encoder {
             // New prompts are tokenized only for the warning. An error is reported when the sample's prompt is encoded.
             let is_new = |prompt: &&String| !self.expected.contains(prompt) && !self.ready.contains_key(*prompt);
             for prompt in prompts.iter().filter(is_new) {
-                let _ = text.tokenizer.encode(prompt, text.length);
+                let _ = encoder.tokenizer.encode(prompt, encoder.length);
             }
         }
         self.expected = prompts.to_vec();
@@ -61,9 +61,9 @@ impl Prompts {
 
     /// Returns the embedding of `prompt`, equal to [`TextEncoder::encode`]. If it is not ready, it is encoded in
     /// one batch with expected prompts.
-    pub(super) fn embedding(&mut self, prompt: &str, text: &TextEncoder) -> Result<Tensor> {
+    pub(super) fn embedding(&mut self, prompt: &str, encoder: &TextEncoder) -> Result<Tensor> {
         if let Some(rows) = self.ready.get(prompt) {
-            return padded(rows, text.length);
+            return padded(rows, encoder.length);
         }
         let mut batch = vec![prompt.to_string()];
         for other in &self.expected {
@@ -71,10 +71,10 @@ impl Prompts {
                 batch.push(other.clone());
             }
         }
-        let rows = text.encode_all(&batch)?;
+        let rows = encoder.encode_all(&batch)?;
         self.ready.retain(|prompt, _| self.expected.contains(prompt));
         self.ready.extend(batch.into_iter().zip(rows));
-        padded(&self.ready[prompt], text.length)
+        padded(&self.ready[prompt], encoder.length)
     }
 }
 

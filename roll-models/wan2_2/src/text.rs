@@ -3,7 +3,8 @@
 //! The result equals `fix_text` of ftfy 6.3.1 with its defaults, followed by `html.unescape` twice: entities, terminal
 //! escapes, ligatures, full-width characters, curly quotes, line breaks, control characters, composition (NFC), runs of
 //! white space. Two cases that captions rarely have are different:
-//! - ftfy repairs text that was decoded with the wrong character set (`schÃ¶n`), by guesses. Such text stays here.
+//! - ftfy repairs text that was decoded with the wrong character set (`schÃ¶n`), by guesses. Here, such text is not
+//!   changed.
 //! - ftfy resolves entities in capitals (`&EACUTE;`) and entities that are nested more than three deep. Here, only
 //!   HTML's entities are resolved, up to three times.
 

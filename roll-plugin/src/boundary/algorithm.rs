@@ -24,7 +24,7 @@ const NO_ANSWER: &str = "it does not say that it can do without";
 
 // Generates `answer`, and the trait for `RemoteAlgorithm`. If the other side lacks a method, `{ E }` returns E in its
 // place. `by hand others { ... }`: `others` answers the methods in braces if this side has the algorithm. The braces
-// call them if the other side has it. See `remote!`.
+// call these methods if the other side has the algorithm. See `remote!`.
 remote! {
     trait Algorithm for RemoteAlgorithm {
         fn check(&mut self, model: &mut dyn Model, reward: Option<&dyn RewardScorer>) -> Result<()>;
@@ -133,7 +133,7 @@ pub(super) struct RemoteAlgorithm {
     pub(super) remote: Remote,
 }
 
-/// Where an algorithm has its samples from: [`Samples`] in the form in which it crosses the boundary.
+/// The source of an algorithm's samples: [`Samples`] in the form in which it crosses the boundary.
 #[derive(Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum DataSource {

@@ -11,8 +11,8 @@ thread_local! {
     static CURRENT_CALL: Cell<Option<Call>> = const { Cell::new(None) };
 }
 
-/// Records a call of this thread until the guard is dropped. The guard holds the call around that call, which is then
-/// the current one again.
+/// Records a call of this thread until the guard is dropped. The guard holds the call that was current before, and
+/// makes it current again.
 pub(super) struct CallGuard(Option<Call>);
 
 impl CallGuard {

@@ -8,13 +8,13 @@ use crate::{
     Tensor, Timestep, VideoUnit,
 };
 
-/// The schedule of a model that fails to return its own. No sampler accepts this shift: the run then fails.
+/// The schedule of a model that fails to return its own. No sampler accepts this shift, so that the run fails.
 const NO_SCHEDULE: ScheduleFacts = ScheduleFacts { shift: f64::NAN, boundary: None, trained: SigmaRange::ALL };
 
 remote! {
     trait DiffusionModel for RemoteModel {
         fn schedule(&self) -> ScheduleFacts else { NO_SCHEDULE };
-        fn video_unit(&self) -> VideoUnit, then unit() { VideoUnit::default() }
+        fn video_unit(&self) -> VideoUnit, then checked_unit() { VideoUnit::default() }
         fn expect_prompts(&mut self, prompts: &[String]) { () }
         fn takes_image(&self) -> bool { true }
         fn check_input(&mut self, input: &ConditionInput) -> Result<()> { Ok(()) }
@@ -26,18 +26,18 @@ remote! {
             conditioning: &Conditioning,
             adapter: Adapter,
             grad: Grad,
-        ) -> Result<(Tensor, Option<Pullback>)>, then of_latents(latents);
+        ) -> Result<(Tensor, Option<Pullback>)>, then with_checked_gradient(latents);
         fn decode(&mut self, latents: &Tensor, grad: Grad) -> Result<(Tensor, Option<Pullback>)>,
-            then of_latents(latents);
+            then with_checked_gradient(latents);
         fn encode_video(&mut self, frames: &Tensor) -> Result<Tensor>;
         fn encoding_key(&self) -> Result<Option<String>>, then key() { Ok(None) }
-        fn frame_rate(&self) -> Option<f64>, then rate() { None }
+        fn frame_rate(&self) -> Option<f64>, then valid_rate() { None }
     }
 }
 
 impl RemoteModel {
     /// Makes the pullback fail unless its gradient has the shape of the latents.
-    fn of_latents(
+    fn with_checked_gradient(
         &self,
         (value, pullback): (Tensor, Option<Pullback>),
         latents: &Tensor,
@@ -51,7 +51,7 @@ impl RemoteModel {
     }
 
     /// Fails on a unit of 0 in any dimension.
-    fn unit(&self, unit: VideoUnit) -> Result<VideoUnit> {
+    fn checked_unit(&self, unit: VideoUnit) -> Result<VideoUnit> {
         let VideoUnit { height, width, frames } = unit;
         if height.min(width).min(frames) == 0 {
             return Err(Error::Misuse(format!(
@@ -63,7 +63,7 @@ impl RemoteModel {
     }
 
     /// Ignores a rate that is not a positive number.
-    fn rate(&self, rate: Option<f64>) -> Result<Option<f64>> {
+    fn valid_rate(&self, rate: Option<f64>) -> Result<Option<f64>> {
         Ok(rate.filter(|rate| rate.is_finite() && *rate > 0.0))
     }
 }

@@ -53,8 +53,8 @@ impl From<PluginError> for Error {
     }
 }
 
-/// Maximum number of messages of an error of the other side that are kept, because a chain of errors is dropped by
-/// recursion.
+/// Maximum number of messages that are kept of an error of the other side. A chain of errors is dropped by recursion,
+/// which must not go deep.
 const MAX_MESSAGES: usize = 64;
 
 /// The messages of an error of the other side, outermost first.
@@ -80,7 +80,7 @@ impl ErrorChain {
     }
 }
 
-/// An error in the form in which it crosses (P7 of the contract in [`crate::abi`]).
+/// An error in the form in which it crosses the boundary (P7 of the contract in [`crate::abi`]).
 #[derive(Serialize, Deserialize)]
 pub(super) struct Failure {
     #[serde(default)]
@@ -110,7 +110,7 @@ impl From<Error> for Failure {
 }
 
 impl Failure {
-    /// The form of `error`.
+    /// The form in which `error` crosses the boundary.
     pub(super) fn new(error: &Error) -> Self {
         let fault = match error.fault() {
             _ if error.missing_reason().is_some() => WireFault::Nothing,
@@ -121,7 +121,7 @@ impl Failure {
         Self { fault, messages: crate::messages(error) }
     }
 
-    /// The error that this side returns for it.
+    /// The error that this side returns for a failure of the other side.
     pub(super) fn error(self) -> Error {
         let fault = match self.fault {
             WireFault::Interrupt => return Error::Interrupted,

@@ -272,13 +272,13 @@ impl PluginComponent {
     }
 
     /// `options` with the defaults of missing ones, checked. An error names the plugin and `method`.
-    fn complete(&self, method: &'static str, options: &Options) -> Result<Options> {
+    fn checked_options(&self, method: &'static str, options: &Options) -> Result<Options> {
         self.library.0.blame(method, complete(self.kind.section(), &self.options, options))
     }
 
     /// Lets the library make the component.
     fn make(&self, options: &Options, context: &BuildContext) -> Result<Remote> {
-        let options = self.complete("make", options)?;
+        let options = self.checked_options("make", options)?;
         // Only strategies and algorithms may enter collectives, which must have one order on all ranks.
         let ranks = match self.kind {
             Kind::Strategy | Kind::Algorithm => Some(communicator::give(context.ranks.clone())),
@@ -303,7 +303,7 @@ impl PluginComponent {
         options: &Options,
         for_model: Option<(&PlanInput, &BuildContext)>,
     ) -> Result<T> {
-        let options = self.complete("plan", options)?;
+        let options = self.checked_options("plan", options)?;
         let (input, context) = for_model.unzip();
         let named: [(_, &dyn Write); 5] = [
             ("kind", &self.kind),

@@ -89,10 +89,10 @@ impl Subscriber for Forward {
         let mut text = EventText(String::new());
         event.record(&mut text);
         let level = event.metadata().level().to_string().to_lowercase();
-        let named: [(_, &dyn super::message::Write); 3] =
+        let arguments: [(_, &dyn super::message::Write); 3] =
             [("level", &level), ("target", &event.metadata().target()), ("message", &text.0)];
         // If the call fails, the message is lost. The failure could only be reported by another such call.
-        let _ = self.0.ask::<()>("log", &named);
+        let _ = self.0.ask::<()>("log", &arguments);
     }
     fn enter(&self, _: &Id) {}
     fn exit(&self, _: &Id) {}

@@ -27,7 +27,7 @@ struct PartsToSend {
     objects: RefCell<Vec<RollObject>>,
 }
 
-/// Tensors and objects of a message of the other side. `None` is one that was taken out.
+/// Tensors and objects of a message of the other side. `None`: it was taken out.
 struct ReceivedParts {
     tensors: RefCell<Vec<Option<RollTensor>>>,
     objects: RefCell<Vec<Option<RollObject>>>,
@@ -126,10 +126,10 @@ pub(super) fn take_object(number: usize) -> Result<(RollObject, Source)> {
 pub(super) fn take_lent_list(number: usize) -> Result<(*mut f32, usize)> {
     let parts = received_parts()?;
     let list = *tensor_at(&parts.tensors.borrow(), number)?;
-    // Taken out, because the callee may write to the list, and nothing else may refer to its bytes then.
+    // Taken out, because the callee may write to the list. While it does, nothing else may refer to the bytes.
     parts.tensors.borrow_mut()[number] = None;
     // SAFETY: P1 and P9: the message has the arguments of the present call.
-    let address_and_length = unsafe { tensor::list_of(&list) };
+    let address_and_length = unsafe { tensor::borrowed_list(&list) };
     if parts.ownership == Ownership::Owned {
         // SAFETY: P2. The list was taken out of the message: nobody else releases it.
         unsafe { tensor::release(&list) };
@@ -180,7 +180,7 @@ impl<T: Serialize + ?Sized> Write for T {
 }
 
 /// Arguments of a call, by name.
-pub(super) type Named<'a> = [(&'static str, &'a dyn Write)];
+pub(super) type NamedArguments<'a> = [(&'static str, &'a dyn Write)];
 
 /// A message that this side writes: the arguments of a call, or an answer.
 pub(super) struct Outgoing {
@@ -191,7 +191,7 @@ pub(super) struct Outgoing {
 impl Outgoing {
     /// Writes the arguments of a call. The message may point into their values, so they must live until the call is
     /// over.
-    pub(super) fn arguments(named: &Named<'_>) -> Result<Self> {
+    pub(super) fn arguments(named: &NamedArguments<'_>) -> Result<Self> {
         Self::with_body(|body| {
             body.push(b'{');
             for (position, (name, value)) in named.iter().enumerate() {

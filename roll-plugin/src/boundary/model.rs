@@ -19,7 +19,7 @@ remote! {
         fn export_adapter(&self) -> Result<BTreeMap<String, StateDict>>;
         fn import_adapter(&mut self, files: &BTreeMap<String, StateDict>) -> Result<()>;
     }
-    by hand others {
+    by hand answer_others {
         fn parameters(&self) -> &[ParameterSpec] {
             &self.about.parameters
         }
@@ -48,7 +48,7 @@ remote! {
 
 /// Answers the methods that the declaration above does not have: `about`, `has_parts`, and the methods of the model's
 /// further traits.
-fn others(model: &mut (dyn Model + '_), method: &str, message: &Incoming) -> Answered {
+fn answer_others(model: &mut (dyn Model + '_), method: &str, message: &Incoming) -> Answered {
     match method {
         "about" => {
             let (diffusion, language) = (model.as_diffusion().is_some(), model.as_language().is_some());

@@ -11,7 +11,7 @@ use crate::abi::{FAILED, NO_METHOD, OK, RollMessage, RollObject, RollStr};
 
 use super::error::Failure;
 use super::memory::text;
-use super::message::{Answer, Incoming, Named, Outgoing, put_object, take_object};
+use super::message::{Answer, Incoming, NamedArguments, Outgoing, put_object, take_object};
 use super::panics::{catch, quietly};
 use super::source::Source;
 use crate::{Error, Result};
@@ -215,7 +215,7 @@ impl Remote {
     }
 
     /// Calls a method. Returns `None` if the object has no such method.
-    pub(super) fn call(&self, method: &'static str, arguments: &Named<'_>) -> Result<Option<Incoming>> {
+    pub(super) fn call(&self, method: &'static str, arguments: &NamedArguments<'_>) -> Result<Option<Incoming>> {
         // A plugin in C may leave the function null.
         let function = self.object.call.ok_or_else(|| Error::Misuse("an object has no function".into()));
         let function = self.blame(method, function)?;
@@ -238,13 +238,13 @@ impl Remote {
     }
 
     /// Calls a method and reads the answer. Returns `None` if the object has no such method.
-    pub(super) fn ask<A: Answer>(&self, method: &'static str, arguments: &Named<'_>) -> Result<Option<A>> {
+    pub(super) fn ask<A: Answer>(&self, method: &'static str, arguments: &NamedArguments<'_>) -> Result<Option<A>> {
         let Some(answer) = self.call(method, arguments)? else { return Ok(None) };
         self.blame(method, A::take(&answer)).map(Some)
     }
 
     /// Calls a method and reads the answer. Fails if the object has no such method.
-    pub(super) fn call_required<A: Answer>(&self, method: &'static str, arguments: &Named<'_>) -> Result<A> {
+    pub(super) fn call_required<A: Answer>(&self, method: &'static str, arguments: &NamedArguments<'_>) -> Result<A> {
         self.ask(method, arguments)?.ok_or_else(|| self.lacks(method))
     }
 

@@ -29,7 +29,7 @@ pub(super) fn catch<R>(f: impl FnOnce() -> R) -> Result<R, String> {
     })
 }
 
-/// Runs `f` for a caller that can take no error. A panic is logged.
+/// Runs `f`, which releases an object, for a caller that can take no error. A panic is logged.
 pub(super) fn quietly(f: impl FnOnce()) {
     if let Err(message) = catch(f) {
         tracing::error!("while releasing an object across the plugin boundary: {message}");

@@ -340,7 +340,7 @@ pub(super) struct LentList {
 
 impl Serialize for LentList {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        let number = put_list(tensor::list(self.data, &self.shape)).map_err(ser::Error::custom)?;
+        let number = put_list(tensor::lent_list(self.data, &self.shape)).map_err(ser::Error::custom)?;
         serializer.serialize_u64(number as u64)
     }
 }

@@ -100,7 +100,7 @@ impl RemoteReward {
     }
 
     /// Checks a score: with `grad`, the score of a differentiable scorer must have a pullback, whose gradient must have
-    /// the shape of the frames. A score that is not finite has no pullback.
+    /// the shape of the frames. Drops the pullback without `grad`, and that of a score that is missing or not finite.
     fn checked(
         &self,
         (score, pullback): (Score, Option<Pullback>),

@@ -52,7 +52,7 @@ impl RemoteStrategy {
         Ok(Self { remote, ranks: StrategyRanks::new(Arc::new(ranks)) })
     }
 
-    /// Fails if the strategy is a plugin and the weights of the model are sharded over several ranks. The model then
+    /// Fails if the strategy is a plugin and the weights of the model are sharded over several ranks. Such a model
     /// gathers weights by collectives, which must have one order with those of the strategy; a library has collectives
     /// of its own.
     fn refuse_sharded_weights(&self, model: &dyn Model) -> Result<()> {

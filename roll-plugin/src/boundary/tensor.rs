@@ -31,7 +31,7 @@ impl AsRef<[u8]> for ForeignBytes {
     fn as_ref(&self) -> &[u8] {
         match self.0.bytes {
             0 => &[],
-            // SAFETY: `dtype_and_shape` has checked it; it is alive until `release`.
+            // SAFETY: `dtype_and_shape` has checked address and length; the bytes are alive until `release`.
             bytes => unsafe { std::slice::from_raw_parts(self.0.data, bytes) },
         }
     }
@@ -78,7 +78,7 @@ pub(super) fn share(tensor: &Tensor) -> RollTensor {
 
 /// A tensor for the other side that lends it a list for one call. The tensor points to `shape`, its one-axis shape,
 /// which must live until the call is over.
-pub(super) fn list(data: *mut f32, shape: &[usize; 1]) -> RollTensor {
+pub(super) fn lent_list(data: *mut f32, shape: &[usize; 1]) -> RollTensor {
     let (bytes, owner) = (size_of::<f32>() * shape[0], std::ptr::null_mut());
     RollTensor {
         data: data.cast(),
@@ -96,7 +96,7 @@ pub(super) fn list(data: *mut f32, shape: &[usize; 1]) -> RollTensor {
 ///
 /// # Safety
 /// P1 and P9.
-pub(super) unsafe fn list_of(tensor: &RollTensor) -> Result<(*mut f32, usize)> {
+pub(super) unsafe fn borrowed_list(tensor: &RollTensor) -> Result<(*mut f32, usize)> {
     // SAFETY: as the caller promises.
     let (dtype, shape) = unsafe { dtype_and_shape(tensor) }?;
     let [length] = shape[..] else { return Err(Error::shape("a list", "[N]", &shape)) };

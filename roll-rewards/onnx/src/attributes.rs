@@ -173,11 +173,11 @@ impl<'n> OperatorSpec<'n, '_> {
 
     /// The shape of the constant at input `index`; `None` if the input is not constant.
     pub fn constant_shape(&self, index: usize) -> Option<&'n [usize]> {
-        self.constant_if_known(index).map(|constant| constant.value.shape())
+        self.constant_if_not_computed(index).map(|constant| constant.value.shape())
     }
 
     /// The constant at input `index`; `None` if the input is not constant.
-    pub fn constant_if_known(&self, index: usize) -> Option<&'n Constant> {
+    pub fn constant_if_not_computed(&self, index: usize) -> Option<&'n Constant> {
         match self.inputs.get(index).copied() {
             Some(SpecInput::Constant(constant)) => Some(constant),
             _ => None,
@@ -193,13 +193,14 @@ impl<'n> OperatorSpec<'n, '_> {
         }
     }
 
-    /// Fails unless the node has a number of inputs in `inputs`, and only the first `outputs` of its outputs are read.
-    pub fn check_arity(&self, inputs: std::ops::RangeInclusive<usize>, outputs: usize) -> Result<(), Problem> {
-        let given = self.inputs.len();
-        if !inputs.contains(&given)
-            || self.inputs[..*inputs.start()].iter().any(|input| matches!(input, SpecInput::Absent))
+    /// Fails unless the node has a number of inputs in `input_counts`, the required ones among them, and only the first
+    /// `outputs` of its outputs are read.
+    pub fn check_arity(&self, input_counts: std::ops::RangeInclusive<usize>, outputs: usize) -> Result<(), Problem> {
+        let count = self.inputs.len();
+        if !input_counts.contains(&count)
+            || self.inputs[..*input_counts.start()].iter().any(|input| matches!(input, SpecInput::Absent))
         {
-            return Err(format!("expected {inputs:?} inputs, found {given} or a missing one").into());
+            return Err(format!("expected {input_counts:?} inputs, found {count} or a missing one").into());
         }
         let read = self.read_outputs;
         if read > outputs {

@@ -2,8 +2,8 @@
 //!
 //! A node *is batchable* if its output for N items stacked along axis 0 equals its N outputs for single items, stacked
 //! along axis 0. Each operator decides this from the ranks of its inputs ([`Operator::batched_rank`]). If all nodes are
-//! batchable, the graph is, by induction: axis 0 of every value has length 1 for one item and N for N items. Reshape
-//! and Resize then replace a constant 1 in the file by N. Graphs without this proof run item by item.
+//! batchable, the graph is, by induction: axis 0 of every value has length 1 for one item and N for N items. For N
+//! items, Reshape and Resize replace a constant 1 in the file by N. Graphs without this proof run item by item.
 //!
 //! [`Operator::batched_rank`]: super::ops::Operator::batched_rank
 

@@ -12,22 +12,22 @@ const PER_INPUT_ELEMENT: usize = 256;
 /// Number of elements that a value may have for any input: 64 MiB of f32.
 const FOR_ANY_INPUT: usize = 1 << 24;
 /// Greatest number of elements of all values in a run together, as a multiple of the limit for one value.
-const MAX_TOTAL: usize = 16;
+const TOTAL_FACTOR: usize = 16;
 
-/// Computes the outputs `wanted` (indices into the graph's outputs) for `inputs`, one per input of the graph.
+/// Computes the outputs `wanted_outputs` (indices into the graph's outputs) for `inputs`, one per input of the graph.
 ///
 /// `items` is the number of stacked items if the graph was exported for one item; see `batch`.
 pub(super) fn execute(
     graph: &Graph,
     inputs: &[Value],
-    wanted: std::ops::Range<usize>,
+    wanted_outputs: std::ops::Range<usize>,
     items: Option<usize>,
 ) -> Result<Vec<Value>, OnnxError> {
     let element_limit = element_limit(graph, inputs);
-    let mut budget = element_limit.saturating_mul(MAX_TOTAL);
+    let mut budget = element_limit.saturating_mul(TOTAL_FACTOR);
     // A guard: the limit applies until the end of this function.
     let _limit = ElementLimit::new(element_limit);
-    let wanted_slots = &graph.outputs[wanted];
+    let wanted_slots = &graph.outputs[wanted_outputs];
     let liveness = Liveness::new(graph, wanted_slots);
     let mut values: Vec<Option<Value>> = vec![None; graph.slot_count];
     for (&slot, input) in graph.input_slots.iter().zip(inputs) {
@@ -44,7 +44,7 @@ pub(super) fn execute(
         };
         let computed: usize = outputs.iter().map(element_count).sum();
         budget = budget.checked_sub(computed).ok_or_else(|| {
-            let problem = format!("the values up to here have more than {MAX_TOTAL} times {element_limit} elements");
+            let problem = format!("the values up to here have more than {TOTAL_FACTOR} times {element_limit} elements");
             graph.node_error(node, problem.into())
         })?;
         for (slot, value) in node.outputs.iter().zip(outputs) {
@@ -106,10 +106,10 @@ struct Liveness {
 }
 
 impl Liveness {
-    fn new(graph: &Graph, wanted: &[usize]) -> Self {
+    fn new(graph: &Graph, wanted_slots: &[usize]) -> Self {
         let mut used = vec![false; graph.slot_count];
         let mut last_use = vec![0; graph.slot_count];
-        for &slot in wanted {
+        for &slot in wanted_slots {
             used[slot] = true;
             last_use[slot] = usize::MAX;
         }

@@ -23,7 +23,9 @@ pub struct Port {
 #[derive(Debug)]
 pub(super) struct Graph {
     pub path: PathBuf,
+    /// The ports of the inputs.
     pub inputs: Vec<Port>,
+    /// The ports of the outputs.
     pub output_ports: Vec<Port>,
     pub nodes: Vec<Node>,
     pub slot_count: usize,

@@ -10,7 +10,7 @@
 //!
 //! A [`Network`] is a model whose passes without gradient may run on ONNX Runtime (cargo feature `onnxruntime`).
 //!
-//! It depends on `roll-core`, `roll-external` and `roll-backends`, and knows no reward.
+//! The crate depends on `roll-core`, `roll-external` and `roll-backends`, and knows no reward.
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 

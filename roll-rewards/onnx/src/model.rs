@@ -160,8 +160,8 @@ impl Model {
     /// Computes the output that [`Model::with_output`] selected, without gradient and without work for other outputs.
     /// Fails like [`Model::run`].
     pub fn value(&self, input: &NdTensor) -> Result<NdTensor> {
-        let wanted = self.output..self.output + 1;
-        let mut outputs = self.forward(&[Value::Float(input.clone().untracked())], wanted)?;
+        let selected_output = self.output..self.output + 1;
+        let mut outputs = self.forward(&[Value::Float(input.clone().untracked())], selected_output)?;
         Ok(self.float(outputs.remove(0))?)
     }
 
@@ -188,8 +188,8 @@ impl Model {
         self.batching != Batching::AsDeclared
     }
 
-    /// Concatenates one output of several runs along axis 0.
-    pub(super) fn stacked(&self, runs: Vec<NdTensor>) -> Result<NdTensor> {
+    /// Concatenates one float output of several runs along axis 0.
+    pub(super) fn stack_floats(&self, runs: Vec<NdTensor>) -> Result<NdTensor> {
         Ok(self.float(self.stack(runs.into_iter().map(Value::Float).collect())?)?)
     }
 

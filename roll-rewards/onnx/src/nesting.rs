@@ -15,7 +15,7 @@ mod wire {
     pub const FIXED32: u64 = 5;
 }
 
-/// The messages of onnx.proto that can contain themselves, directly or indirectly.
+/// The messages of onnx.proto that can contain themselves, directly or indirectly, and those that lead to them.
 #[derive(Clone, Copy)]
 enum Message {
     Model,

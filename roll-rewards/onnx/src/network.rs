@@ -13,7 +13,7 @@ use serde::{Deserialize, Serialize};
 use super::error::OnnxError;
 use super::model::Model;
 use super::recorded::Recorded;
-use super::runtime::{LIBRARY, Session, runtime_version};
+use super::runtime::{LIBRARY_VARIABLE, Session, runtime_version};
 use super::value::Value;
 
 /// The executor of a network's passes without gradient ([`Network::run`]). Passes with gradient ([`Network::vjp`])
@@ -61,7 +61,7 @@ impl Network {
                 // ONNX Runtime was not requested explicitly.
                 Err(OnnxError::NoRuntime) => None,
                 // The user named no library: not worth a warning.
-                Err(error) if std::env::var_os(LIBRARY).is_none() => {
+                Err(error) if std::env::var_os(LIBRARY_VARIABLE).is_none() => {
                     tracing::debug!("{error}");
                     None
                 }
@@ -80,8 +80,8 @@ impl Network {
     }
 
     /// Computes every output for `input`; nothing is recorded. `is_used_by_gradient` says whether a gradient computed
-    /// later uses these outputs as constants (the position of a face, the embedding of a reference): [`Executor::Auto`]
-    /// then stays on this project's own executor.
+    /// later uses these outputs as constants (the position of a face, the embedding of a reference). If so,
+    /// [`Executor::Auto`] stays on this project's own executor.
     ///
     /// Fails like [`Model::run`], and if ONNX Runtime fails.
     pub fn run(&self, input: &NdTensor, is_used_by_gradient: bool) -> Result<Vec<NdTensor>> {
@@ -129,6 +129,6 @@ impl Network {
                 runs.push(to_device_nd(output, self.model.device())?);
             }
         }
-        runs_by_output.into_iter().map(|runs| self.model.stacked(runs)).collect()
+        runs_by_output.into_iter().map(|runs| self.model.stack_floats(runs)).collect()
     }
 }

@@ -44,7 +44,7 @@ impl Recorded {
             1 => vec![cotangent],
             _ => cotangent.split(&self.output_lengths),
         };
-        let input_shape = part_shape(&self.input_shape, self.records.len());
+        let part_input_shape = part_shape(&self.input_shape, self.records.len());
         let pulled = no_panic(|| {
             let mut gradients = vec![];
             for (record, cotangent) in self.records.into_iter().zip(cotangents) {
@@ -52,8 +52,8 @@ impl Recorded {
                 let device = plain_device(&cotangent);
                 let gradient = record.pull(vec![Some(cotangent)], None).into_iter().flatten().next();
                 let zeros = || {
-                    let flat = Burn::zeros([input_shape.iter().product::<usize>()], &device);
-                    NdTensor::from_flat(flat, input_shape.clone())
+                    let flat = Burn::zeros([part_input_shape.iter().product::<usize>()], &device);
+                    NdTensor::from_flat(flat, part_input_shape.clone())
                 };
                 gradients.push(Value::Float(gradient.unwrap_or_else(zeros)));
             }

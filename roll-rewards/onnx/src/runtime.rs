@@ -9,7 +9,7 @@ use roll_core::{Result, Tensor};
 use super::error::OnnxError;
 
 /// The environment variable with the path of ONNX Runtime's library.
-pub const LIBRARY: &str = "ORT_DYLIB_PATH";
+pub const LIBRARY_VARIABLE: &str = "ORT_DYLIB_PATH";
 
 pub use imp::{Session, runtime_version};
 
@@ -74,14 +74,16 @@ mod imp {
 
     /// Loads the library that the environment variable names.
     fn load() -> Result<Library, Problem> {
-        let path = std::env::var_os(LIBRARY).filter(|p| !p.is_empty()).map(PathBuf::from);
-        let path = path.ok_or_else(|| Problem(format!("{LIBRARY} is not set")))?;
+        let path = std::env::var_os(LIBRARY_VARIABLE).filter(|p| !p.is_empty()).map(PathBuf::from);
+        let path = path.ok_or_else(|| Problem(format!("{LIBRARY_VARIABLE} is not set")))?;
         // A relative path would first be searched next to the program.
-        let path = path.canonicalize().map_err(|e| Problem(format!("{LIBRARY} is {}: {e}", path.display())))?;
+        let path =
+            path.canonicalize().map_err(|e| Problem(format!("{LIBRARY_VARIABLE} is {}: {e}", path.display())))?;
         if !path.is_file() {
-            return Err(Problem(format!("{LIBRARY} is {}, which is not a file", path.display())));
+            return Err(Problem(format!("{LIBRARY_VARIABLE} is {}, which is not a file", path.display())));
         }
-        let builder = ort::init_from(&path).map_err(|e| Problem(format!("{LIBRARY} is {}: {e}", path.display())))?;
+        let builder =
+            ort::init_from(&path).map_err(|e| Problem(format!("{LIBRARY_VARIABLE} is {}: {e}", path.display())))?;
         let environment = builder.with_name("roll").with_telemetry(false).build().map_err(problem)?;
         environment.set_log_level(ort::logging::LogLevel::Warning);
         // The crate does not expose the library's version number.

@@ -2,6 +2,7 @@
 
 /// Pseudo-random values in [-1, 1], determined by the seed.
 pub fn noise(seed: u64, count: usize) -> Vec<f32> {
+    // Two constants without a pattern spread small seeds over all bits.
     let mut state = seed.wrapping_mul(0x9E37_79B9_7F4A_7C15) ^ 0xD1B5_4A32_D192_ED03;
     // A linear congruential generator with the constants of Knuth's MMIX.
     let mut draw = || {

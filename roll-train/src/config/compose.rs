@@ -90,8 +90,8 @@ impl Composer {
                         merge_own_keys(&mut result, &mut own_keys);
                         continue;
                     }
-                    for entry in entries_of(file, entry)? {
-                        if let Some(value) = self.include(file, &entry, package)? {
+                    for included in entries_of(file, entry)? {
+                        if let Some(value) = self.include(file, &included, package)? {
                             merge(&mut result, "", value);
                         }
                     }
@@ -129,10 +129,10 @@ impl Composer {
 
 /// The package of the file `document`, which `entry` names in the list of a file whose own package is `package`.
 fn package_of(entry: &DefaultsEntry, document: &Document, package: &[String]) -> Vec<String> {
-    let Some(named) = entry.package.clone().or_else(|| package_line(&document.text)) else {
+    let Some(named_package) = entry.package.clone().or_else(|| package_line(&document.text)) else {
         return [package, &entry.group].concat();
     };
-    let mut names = named.split('.');
+    let mut names = named_package.split('.');
     let mut package_of_file = match names.next().unwrap_or_default() {
         "_global_" => Vec::new(),
         "_here_" => package.to_vec(),

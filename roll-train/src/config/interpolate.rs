@@ -97,9 +97,9 @@ type Problem = String;
 type Resolved = (Value, Option<String>);
 
 impl Resolver<'_> {
-    /// Resolves every interpolation in `value`, whose key has the names `path`.
-    fn resolve(&mut self, value: &Value, path: &mut Vec<String>) -> std::result::Result<Value, Problem> {
-        let (resolved, as_written) = self.resolve_as_written(value, path)?;
+    /// Resolves every interpolation in `value`, whose key consists of the names `key_path`.
+    fn resolve(&mut self, value: &Value, key_path: &mut Vec<String>) -> std::result::Result<Value, Problem> {
+        let (resolved, as_written) = self.resolve_as_written(value, key_path)?;
         if let Some(text) = as_written {
             self.from_environment.push(AsWritten::new(&resolved, text));
         }
@@ -107,18 +107,22 @@ impl Resolver<'_> {
     }
 
     /// As [`Resolver::resolve`], but also returns the text with the names of variables, instead of recording it.
-    fn resolve_as_written(&mut self, value: &Value, path: &mut Vec<String>) -> std::result::Result<Resolved, Problem> {
+    fn resolve_as_written(
+        &mut self,
+        value: &Value,
+        key_path: &mut Vec<String>,
+    ) -> std::result::Result<Resolved, Problem> {
         self.values_left = self
             .values_left
             .checked_sub(1)
             .ok_or_else(|| format!("more than {MAX_VALUES} values after interpolation"))?;
-        if path.len() > MAX_DEPTH {
+        if key_path.len() > MAX_DEPTH {
             return Err(format!("nested more than {MAX_DEPTH} deep after interpolation"));
         }
         let origin = value.origin().map(String::from);
         let kind = match &value.kind {
             ValueKind::String(text) if text.contains(START) => {
-                return self.resolve_text(text, path, origin.as_ref()).map_err(|problem| match &origin {
+                return self.resolve_text(text, key_path, origin.as_ref()).map_err(|problem| match &origin {
                     // A problem that has a place already keeps it: the innermost place is the one to look at.
                     Some(place) if !problem.contains(" (at ") => format!("{problem} (at {place})"),
                     _ => problem,
@@ -127,18 +131,18 @@ impl Resolver<'_> {
             ValueKind::Array(items) => {
                 let mut resolved = Vec::with_capacity(items.len());
                 for (i, item) in items.iter().enumerate() {
-                    path.push(i.to_string());
-                    resolved.push(self.resolve(item, path)?);
-                    path.pop();
+                    key_path.push(i.to_string());
+                    resolved.push(self.resolve(item, key_path)?);
+                    key_path.pop();
                 }
                 ValueKind::Array(resolved)
             }
             ValueKind::Table(map) => {
                 let mut resolved = Map::with_capacity(map.len());
                 for (name, item) in map {
-                    path.push(name.clone());
-                    resolved.insert(name.clone(), self.resolve(item, path)?);
-                    path.pop();
+                    key_path.push(name.clone());
+                    resolved.insert(name.clone(), self.resolve(item, key_path)?);
+                    key_path.pop();
                 }
                 ValueKind::Table(resolved)
             }
@@ -152,7 +156,7 @@ impl Resolver<'_> {
     fn resolve_text(
         &mut self,
         text: &str,
-        path: &mut Vec<String>,
+        key_path: &mut Vec<String>,
         origin: Option<&String>,
     ) -> std::result::Result<Resolved, Problem> {
         // `result` has the values of variables, `as_written` their names.
@@ -170,7 +174,7 @@ impl Resolver<'_> {
             }
             let end = closing_brace(after_start).ok_or_else(|| format!("`{text}`: a `${{` without its `}}`"))?;
             let (inner, after) = (&after_start[..end], &after_start[end + 1..]);
-            let (value, value_as_written) = self.resolve_expression(inner, path)?;
+            let (value, value_as_written) = self.resolve_expression(inner, key_path)?;
             let is_whole_text = start == 0 && after.is_empty() && result.is_empty();
             if is_whole_text {
                 // The origin is the place of the interpolation. If the value is a map, its entries keep their own
@@ -195,15 +199,19 @@ impl Resolver<'_> {
     }
 
     /// The value of the text `inner` between `${` and `}`.
-    fn resolve_expression(&mut self, inner: &str, path: &mut Vec<String>) -> std::result::Result<Resolved, Problem> {
+    fn resolve_expression(
+        &mut self,
+        inner: &str,
+        key_path: &mut Vec<String>,
+    ) -> std::result::Result<Resolved, Problem> {
         // The values that contain this interpolation may be `MAX_DEPTH` deep, and the interpolations too.
-        if path.len() + self.following.len() > 2 * MAX_DEPTH {
+        if key_path.len() + self.following.len() > 2 * MAX_DEPTH {
             return Err(format!("`${{{inner}}}`: interpolations more than {MAX_DEPTH} deep"));
         }
-        let inner = self.resolve_within(inner, path)?;
+        let inner = self.resolve_within(inner, key_path)?;
         let inner = inner.trim();
         let Some((resolver, arguments)) = inner.split_once(':') else {
-            let key = absolute_key(inner, path)?;
+            let key = absolute_key(inner, key_path)?;
             return self.look_up(&key)?.ok_or_else(|| format!("`${{{inner}}}`: there is no `{key}`"));
         };
         let (argument, default) = match arguments.split_once(',') {
@@ -213,7 +221,7 @@ impl Resolver<'_> {
         match resolver.trim() {
             "oc.env" | "env" => variable(argument, default)
                 .unwrap_or_else(|| Err(format!("`${{{inner}}}`: the environment variable {argument} is not set"))),
-            "oc.select" => match self.look_up(&absolute_key(argument, path)?)? {
+            "oc.select" => match self.look_up(&absolute_key(argument, key_path)?)? {
                 Some(resolved) => Ok(resolved),
                 None => default_value(default.unwrap_or("null")),
             },
@@ -228,12 +236,13 @@ impl Resolver<'_> {
     }
 
     /// The text of an interpolation after the interpolations within it are resolved: `${oc.env:${name}}`.
-    fn resolve_within(&mut self, inner: &str, path: &mut Vec<String>) -> std::result::Result<String, Problem> {
+    fn resolve_within(&mut self, inner: &str, key_path: &mut Vec<String>) -> std::result::Result<String, Problem> {
         if !inner.contains(START) {
             return Ok(inner.to_string());
         }
+        // No key, but a level of depth.
         self.following.push("${}".into());
-        let resolved = self.resolve_text(inner, path, None);
+        let resolved = self.resolve_text(inner, key_path, None);
         self.following.pop();
         let (text, _) = resolved?;
         text.into_string().map_err(|e| format!("`${{{inner}}}`: {e}"))
@@ -288,7 +297,7 @@ fn start_date(format: &str) -> std::result::Result<String, Problem> {
 
 /// The time `seconds` after 1970 (UTC) in the format of `strftime`.
 fn date(seconds: u64, format: &str) -> std::result::Result<String, Problem> {
-    let (days, second) = (seconds / 86_400, seconds % 86_400);
+    let (days, second_of_day) = (seconds / 86_400, seconds % 86_400);
     // The date in the Gregorian calendar (`civil_from_days` of Howard Hinnant's "chrono-Compatible Low-Level Date
     // Algorithms"): days are counted from 0000-03-01, in eras of 400 years, and a year begins in March.
     let (era, day_of_era) = ((days + 719_468) / 146_097, (days + 719_468) % 146_097);
@@ -310,9 +319,9 @@ fn date(seconds: u64, format: &str) -> std::result::Result<String, Problem> {
             Some('y') => format!("{:02}", year % 100),
             Some('m') => format!("{month:02}"),
             Some('d') => format!("{day:02}"),
-            Some('H') => format!("{:02}", second / 3600),
-            Some('M') => format!("{:02}", second / 60 % 60),
-            Some('S') => format!("{:02}", second % 60),
+            Some('H') => format!("{:02}", second_of_day / 3600),
+            Some('M') => format!("{:02}", second_of_day / 60 % 60),
+            Some('S') => format!("{:02}", second_of_day % 60),
             Some('%') => "%".into(),
             other => {
                 let other = other.map(String::from).unwrap_or_default();
@@ -324,8 +333,8 @@ fn date(seconds: u64, format: &str) -> std::result::Result<String, Problem> {
 }
 
 /// The absolute dotted key of a key in an interpolation: `a.b.0` for `a.b[0]`. A key that begins with a dot is relative
-/// to the value with the names `path`: `.a` is a sibling of it, `..a` is one level up.
-fn absolute_key(key: &str, path: &[String]) -> std::result::Result<String, Problem> {
+/// to the value with the names `key_path`: `.a` is a sibling of it, `..a` is one level up.
+fn absolute_key(key: &str, key_path: &[String]) -> std::result::Result<String, Problem> {
     let dots = key.bytes().take_while(|b| *b == b'.').count();
     let names = key[dots..].replace('[', ".").replace(']', "");
     let is_valid = |name: &str| !name.is_empty() && name.chars().all(|c| c.is_alphanumeric() || "_-@/ ".contains(c));
@@ -337,8 +346,8 @@ fn absolute_key(key: &str, path: &[String]) -> std::result::Result<String, Probl
     }
     // One dot leads to the map that contains the value, and each further dot to the map above it.
     let map_depth =
-        path.len().checked_sub(dots).ok_or_else(|| format!("`${{{key}}}` leads above the configuration"))?;
-    let mut absolute = path[..map_depth].to_vec();
+        key_path.len().checked_sub(dots).ok_or_else(|| format!("`${{{key}}}` leads above the configuration"))?;
+    let mut absolute = key_path[..map_depth].to_vec();
     absolute.push(names);
     Ok(absolute.join("."))
 }

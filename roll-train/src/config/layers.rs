@@ -36,7 +36,7 @@ const VARIABLE_PREFIX: &str = "ROLL_";
 /// Largest index in a key such as `reward[3]`, which lengthens the list to hold that index.
 const MAX_INDEX: usize = 63;
 
-/// Length of the beginning of a key that a message has if the key is too long.
+/// Number of characters to which messages shorten a key that is too long.
 const SHORTENED_LENGTH: usize = 60;
 
 /// Maximum number of names in a key. The deepest option has five.
@@ -79,7 +79,7 @@ impl ConfigLayers {
     /// Adds a YAML file, with the files that its `defaults` name. A configuration of ROLL is translated. Fails if the
     /// file cannot be read or is no mapping.
     pub fn file(self, path: impl AsRef<Path>) -> Result<Self> {
-        self.document(Document::read(path.as_ref())?)
+        self.add_document(Document::read(path.as_ref())?)
     }
 
     /// Adds the `config.yaml` of a run directory. A file that a run of this user wrote, and that was not changed, is
@@ -100,11 +100,11 @@ impl ConfigLayers {
         if !named.is_empty() {
             tracing::warn!("{} is trusted; it {}", path.display(), named.join("; "));
         }
-        self.document(document)
+        self.add_document(document)
     }
 
     /// Adds the mapping of a file, composed, interpolated and translated.
-    fn document(mut self, document: Document) -> Result<Self> {
+    fn add_document(mut self, document: Document) -> Result<Self> {
         let path = document.path.clone();
         let (mut map, from_environment) = compose(document)?;
         if map.is_empty() {
@@ -117,18 +117,18 @@ impl ConfigLayers {
             map = translated;
             self.notes.extend(notes);
         }
-        self.add(&path, map)
+        self.add_map(&path, map)
     }
 
     /// Adds YAML that comes with the program; `name` replaces the file's name in messages and listings.
     pub fn text(self, name: &str, yaml: &str) -> Result<Self> {
         let path = Path::new(name);
         let document = Document::parse(path, yaml.to_string())?;
-        self.add(path, document.map)
+        self.add_map(path, document.map)
     }
 
-    /// Adds the mapping of a file.
-    fn add(mut self, path: &Path, mut map: Map) -> Result<Self> {
+    /// Adds the mapping of a file as one layer.
+    fn add_map(mut self, path: &Path, mut map: Map) -> Result<Self> {
         let is_key = |key: &str| key.split(['.', '[']).all(|part| is_plain(part.trim_end_matches(']')));
         if let Some(key) = map.keys().find(|key| !is_key(key)) {
             let problem = format!("`{key}` is no configuration key; write nested keys as nested maps, or with dots");
@@ -205,11 +205,11 @@ impl ConfigLayers {
         Ok(self)
     }
 
-    /// These layers above the layers of `lowest`.
-    pub fn over(self, lowest: Self) -> Self {
-        let assignments = [lowest.assignments, self.assignments].concat();
-        let from_environment = [lowest.from_environment, self.from_environment].concat();
-        Self { assignments, notes: [lowest.notes, self.notes].concat(), from_environment, ranks: self.ranks }
+    /// These layers above the layers of `lower`.
+    pub fn over(self, lower: Self) -> Self {
+        let assignments = [lower.assignments, self.assignments].concat();
+        let from_environment = [lower.from_environment, self.from_environment].concat();
+        Self { assignments, notes: [lower.notes, self.notes].concat(), from_environment, ranks: self.ranks }
     }
 
     /// The layers merged. Values are not checked yet.

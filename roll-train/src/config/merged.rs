@@ -41,12 +41,12 @@ impl MergedConfig {
         let wrong_type = |key: &str, expected: &str, found: Json| {
             Error::config(key, format!("expected {expected}, found {found}{}", self.provenance.place(key)))
         };
-        let paths = value("plugins");
+        let plugins = value("plugins");
         let paths =
-            serde_json::from_value(paths.clone()).map_err(|_| wrong_type("plugins", "a list of paths", paths))?;
-        let should_replace = value("plugins_replace");
+            serde_json::from_value(plugins.clone()).map_err(|_| wrong_type("plugins", "a list of paths", plugins))?;
+        let replace = value("plugins_replace");
         let should_replace =
-            should_replace.as_bool().ok_or_else(|| wrong_type("plugins_replace", "true or false", should_replace))?;
+            replace.as_bool().ok_or_else(|| wrong_type("plugins_replace", "true or false", replace))?;
         Ok((paths, should_replace))
     }
 

@@ -43,9 +43,9 @@ impl LoadedConfig {
             let section = config.get(kind.section());
             match section.and_then(Json::as_array) {
                 // Components in a list have no defaults in `defaults`, whose keys have no indices.
-                Some(list) => components.extend(list.iter().filter_map(name).map(|name| (kind, name))),
+                Some(list) => components.extend(list.iter().filter_map(component_name).map(|name| (kind, name))),
                 None => {
-                    let Some(name) = section.and_then(name) else { continue };
+                    let Some(name) = section.and_then(component_name) else { continue };
                     let mut options = registry.find(kind, name)?.options();
                     options.insert("name".into(), name.into());
                     defaults.insert(kind.section().into(), options.into());
@@ -66,7 +66,7 @@ impl LoadedConfig {
 }
 
 /// The name of a component.
-fn name(component: &Json) -> Option<&str> {
+fn component_name(component: &Json) -> Option<&str> {
     component.get("name")?.as_str()
 }
 

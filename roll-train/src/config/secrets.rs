@@ -59,7 +59,7 @@ impl AsWritten {
     }
 
     /// Whether the text interpolates the variable, without or with a default.
-    fn names(&self, variable: &str) -> bool {
+    fn interpolates(&self, variable: &str) -> bool {
         let names_before = |end: char| self.text.contains(&format!("${{oc.env:{variable}{end}"));
         names_before('}') || names_before(',')
     }
@@ -144,7 +144,7 @@ pub(super) fn hide(
     variables: impl IntoIterator<Item = (String, String)>,
 ) {
     let has_secret_name = |name: &str| SECRET_PARTS.iter().any(|part| name.to_uppercase().contains(part));
-    let is_interpolated = |name: &str| interpolated.iter().any(|value| value.names(name));
+    let is_interpolated = |name: &str| interpolated.iter().any(|value| value.interpolates(name));
     let mut secrets: Vec<(String, String)> = variables
         .into_iter()
         .filter(|(_, value)| value.len() >= MIN_SECRET_LENGTH)

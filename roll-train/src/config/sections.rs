@@ -78,8 +78,8 @@ pub fn select_sections(sections: Vec<Section>, name: &str) -> Result<Vec<Section
     let name = general(name);
     let is_component = |section: &Section| section.component.is_some_and(|(_, component)| component == name);
     let is_section = |section: &Section| !name.is_empty() && section.name == name;
-    let kinds: [&dyn Fn(&Section) -> bool; 2] = [&is_component, &is_section];
-    for is_selected in kinds {
+    let section_conditions: [&dyn Fn(&Section) -> bool; 2] = [&is_component, &is_section];
+    for is_selected in section_conditions {
         if sections.iter().any(is_selected) {
             return Ok(sections.into_iter().filter(is_selected).collect());
         }
@@ -90,8 +90,8 @@ pub fn select_sections(sections: Vec<Section>, name: &str) -> Result<Vec<Section
     // A single reward needs no index.
     let is_without_index = |key: &Key| key.name.replacen("reward.N.", "reward.", 1) == name;
     let has_last_name = |key: &Key| key.name.ends_with(&suffix);
-    let conditions: [&dyn Fn(&Key) -> bool; 3] = [&is_key_or_below, &is_without_index, &has_last_name];
-    for is_selected in conditions {
+    let key_conditions: [&dyn Fn(&Key) -> bool; 3] = [&is_key_or_below, &is_without_index, &has_last_name];
+    for is_selected in key_conditions {
         let mut selected = Vec::new();
         for section in &sections {
             let keys: Vec<Key> = section.keys.iter().filter(|key| is_selected(key)).cloned().collect();

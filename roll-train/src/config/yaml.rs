@@ -20,13 +20,13 @@ use roll_external::files;
 /// before much of the file is read.
 const MAX_FILE_BYTES: u64 = 1 << 20;
 
-/// Most nodes after aliases are unfolded. This bounds the memory of "billion laughs" documents.
+/// Maximum number of nodes after aliases are unfolded. This bounds the memory of "billion laughs" documents.
 const MAX_NODES: usize = 20_000;
-/// Most events of the parser, several for each node.
+/// Maximum number of events of the parser, several for each node.
 const MAX_EVENTS: usize = 4 * MAX_NODES;
-/// Most anchors (`&name`), and most aliases (`*name`).
+/// Maximum number of anchors (`&name`), and of aliases (`*name`).
 const MAX_ANCHORS: usize = 1000;
-/// Most bytes of text after aliases are unfolded.
+/// Maximum number of bytes of text after aliases are unfolded.
 const MAX_TEXT_BYTES: usize = 4 << 20;
 /// Largest depth of nested lists and maps.
 const MAX_DEPTH: usize = 32;
@@ -135,7 +135,7 @@ fn parse(text: &str) -> std::result::Result<Spanned<Node>, String> {
     })
 }
 
-/// A YAML value, before it gets its origin. Map keys keep their order, and may occur twice for the parser to refuse.
+/// A YAML value, before it gets its origin. Map keys keep their order. The parser refuses duplicate keys.
 enum Node {
     Scalar(ValueKind),
     List(Vec<Spanned<Node>>),

@@ -13,7 +13,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use roll_core::{Error, Result};
 
 /// Numbers of the fields of `Event`.
-mod event {
+mod event_field {
     pub const WALL_TIME: u32 = 1;
     pub const STEP: u32 = 2;
     pub const FILE_VERSION: u32 = 3;
@@ -24,21 +24,21 @@ mod event {
 const SUMMARY_VALUE: u32 = 1;
 
 /// Numbers of the fields of `Summary.Value`.
-mod value {
+mod value_field {
     pub const TAG: u32 = 1;
     pub const SIMPLE_VALUE: u32 = 2;
     pub const IMAGE: u32 = 4;
 }
 
 /// Numbers of the fields of `Summary.Image`.
-mod image {
+mod image_field {
     pub const HEIGHT: u32 = 1;
     pub const WIDTH: u32 = 2;
     pub const COLORSPACE: u32 = 3;
     pub const ENCODED_IMAGE_STRING: u32 = 4;
 }
 
-/// The value of [`image::COLORSPACE`] for pictures with three channels.
+/// The value of [`image_field::COLORSPACE`] for pictures with three channels.
 const COLORSPACE_RGB: u64 = 3;
 
 /// Writes one event file.
@@ -62,8 +62,8 @@ impl EventWriter {
         let mut writer = Self { path, file: BufWriter::new(file) };
         // The first event names the version of the format.
         let mut event = Message::default();
-        event.f64(event::WALL_TIME, wall_time());
-        event.bytes(event::FILE_VERSION, b"brain.Event:2");
+        event.f64(event_field::WALL_TIME, wall_time());
+        event.bytes(event_field::FILE_VERSION, b"brain.Event:2");
         writer.record(&event)?;
         writer.flush()?;
         Ok(writer)
@@ -72,21 +72,21 @@ impl EventWriter {
     /// Writes a number of a step.
     pub fn scalar(&mut self, name: &str, number: f64, step: u64) -> Result<()> {
         let mut summary_value = Message::default();
-        summary_value.bytes(value::TAG, name.as_bytes());
-        summary_value.f32(value::SIMPLE_VALUE, number as f32);
+        summary_value.bytes(value_field::TAG, name.as_bytes());
+        summary_value.f32(value_field::SIMPLE_VALUE, number as f32);
         self.event(summary_value, step)
     }
 
     /// Writes a picture of a step: PNG, or animated GIF.
     pub fn image(&mut self, name: &str, encoded: &[u8], [height, width]: [usize; 2], step: u64) -> Result<()> {
         let mut picture = Message::default();
-        picture.int(image::HEIGHT, height as u64);
-        picture.int(image::WIDTH, width as u64);
-        picture.int(image::COLORSPACE, COLORSPACE_RGB);
-        picture.bytes(image::ENCODED_IMAGE_STRING, encoded);
+        picture.int(image_field::HEIGHT, height as u64);
+        picture.int(image_field::WIDTH, width as u64);
+        picture.int(image_field::COLORSPACE, COLORSPACE_RGB);
+        picture.bytes(image_field::ENCODED_IMAGE_STRING, encoded);
         let mut summary_value = Message::default();
-        summary_value.bytes(value::TAG, name.as_bytes());
-        summary_value.message(value::IMAGE, picture);
+        summary_value.bytes(value_field::TAG, name.as_bytes());
+        summary_value.message(value_field::IMAGE, picture);
         self.event(summary_value, step)
     }
 
@@ -100,9 +100,9 @@ impl EventWriter {
         let mut summary = Message::default();
         summary.message(SUMMARY_VALUE, summary_value);
         let mut event = Message::default();
-        event.f64(event::WALL_TIME, wall_time());
-        event.int(event::STEP, step);
-        event.message(event::SUMMARY, summary);
+        event.f64(event_field::WALL_TIME, wall_time());
+        event.int(event_field::STEP, step);
+        event.message(event_field::SUMMARY, summary);
         self.record(&event)
     }
 

@@ -161,8 +161,8 @@ pub fn panels<'a>(specs: impl IntoIterator<Item = &'a PanelSpec>, runs: &[RunMet
     specs.into_iter().map(|spec| spec.panel(runs)).filter(|panel| !panel.series.is_empty()).collect()
 }
 
-/// Whether a metric is a score of evaluations that can share an axis with the others. The KL and each of several checks
-/// have scales of their own.
+/// Whether a metric is a score of evaluations that can share an axis with other scores. The KL and each of several
+/// checks have scales of their own.
 pub fn is_evaluation(name: &str) -> bool {
     let has_own_scale = name.ends_with("_kl") || name.contains("_check_") || name == FALLING;
     name.starts_with("eval/") && !has_own_scale

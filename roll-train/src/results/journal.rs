@@ -86,7 +86,7 @@ impl Journal {
         if self.earlier_steps == 0 && !before_training.is_empty() {
             metrics.log(0, &before_training)?;
         }
-        write_prompts(metrics, self.earlier_steps, &std::mem::take(&mut self.kept_prompts))?;
+        show_prompts(metrics, self.earlier_steps, &std::mem::take(&mut self.kept_prompts))?;
         let is_last_step_validated = record.pending.is_none();
         self.trajectories.begin(self.earlier_steps, is_last_step_validated)?;
         self.write_progress(record)?;
@@ -124,7 +124,7 @@ impl Journal {
             return Ok(());
         }
         match &mut self.metrics {
-            Some(metrics) => write_prompts(metrics, step, &videos),
+            Some(metrics) => show_prompts(metrics, step, &videos),
             None => {
                 self.kept_prompts = videos;
                 Ok(())
@@ -178,7 +178,7 @@ fn warn_of_skipped(step: u64, report: &StepReport) {
 }
 
 /// Shows videos of prompts in TensorBoard, with one tag for each prompt.
-fn write_prompts(metrics: &mut MetricsWriter, step: u64, videos: &[Video]) -> Result<()> {
+fn show_prompts(metrics: &mut MetricsWriter, step: u64, videos: &[Video]) -> Result<()> {
     for (i, video) in videos.iter().enumerate() {
         write_image(metrics, step, &format!("prompts/{i}"), video)?;
     }

@@ -47,12 +47,12 @@ const COLOURS: [&str; 6] = ["#2662B6", "#CD5C1C", "#2E8648", "#8048A0", "#C4A01E
 const COLOURS_ON_DARK: [&str; 6] = ["#6EA8FF", "#FF9458", "#62CA82", "#C89CEC", "#E6C85C", "#50D0DA"];
 /// Dash patterns of lines, as in `charts.js`. An empty pattern is a solid line.
 pub const DASHES: [&str; 4] = ["", "7 4", "2 4", "9 3 2 3"];
-/// Most labels on the x axis and on the y axis.
+/// Maximum numbers of labels on the x axis and on the y axis.
 const MAX_TICKS: [usize; 2] = [8, 6];
-/// Maximum of the points of a series, besides its last point. A series with more points is thinned out.
+/// Maximum number of points of a series, besides its last point. A series with more points is thinned out.
 const MAX_POINTS: usize = 1500;
-/// Most points of a line that has a mark at each point.
-const MAX_MARKED: usize = 12;
+/// Maximum number of points of a line that has a mark at each point.
+const MAX_MARKED_POINTS: usize = 12;
 /// Largest magnitude of a value that is drawn. The range of larger values would overflow.
 const MAX_MAGNITUDE: f64 = 1e300;
 /// Margin of an axis beyond its values, as a part of their range.
@@ -263,7 +263,7 @@ fn draw_series(svg: &mut String, series: &Series, points: &[[f64; 2]], axes: &Ax
         writeln!(svg, "\"/>")?;
     }
     let (radius, opacity) = if series.is_line() { (3, 1.0) } else { (2, 0.5) };
-    if !series.is_line() || points.len() <= MAX_MARKED {
+    if !series.is_line() || points.len() <= MAX_MARKED_POINTS {
         writeln!(svg, "<g fill=\"{colour}\" fill-opacity=\"{opacity}\">")?;
         for [x, y] in points {
             writeln!(svg, "<circle cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"{radius}\"/>")?;
@@ -362,7 +362,8 @@ fn padded(values: impl Iterator<Item = f64>) -> Range<f64> {
     low - margin..high + margin
 }
 
-/// The maximum of ticks on the x axis. If all x are whole numbers, such as steps, it allows no ticks between them.
+/// The maximum number of ticks on the x axis. If all x are whole numbers, such as steps, it allows no ticks between
+/// them.
 fn most_ticks(series: &[Vec<[f64; 2]>]) -> usize {
     let xs = || series.iter().flatten().map(|[x, _]| *x);
     let (low, high) = xs().fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), x| (low.min(x), high.max(x)));

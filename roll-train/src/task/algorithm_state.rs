@@ -6,15 +6,15 @@ use super::TaskState;
 
 /// The state of `algorithm`. All ranks must call it; only the rank with `is_writer` gets tensors.
 pub fn state(algorithm: &dyn Algorithm, is_writer: bool) -> Result<TaskState> {
-    let facts = algorithm.state();
+    let json = algorithm.state();
     let tensors = if is_writer { algorithm.tensors()? } else { StateDict::new() };
-    Ok(TaskState { facts, tensors, ..TaskState::default() })
+    Ok(TaskState { json, tensors, ..TaskState::default() })
 }
 
-/// Returns a saved state to `algorithm`. Fails, and loads no tensor, if the tensors are not the ones that it keeps.
+/// Restores a saved state of `algorithm`. Fails, and loads no tensor, if the saved tensors are not those it keeps.
 pub fn restore(algorithm: &mut dyn Algorithm, saved: &TaskState) -> Result<()> {
     // Comes first, because the names of the algorithm's tensors follow from this state.
-    algorithm.load_state(&saved.facts)?;
+    algorithm.load_state(&saved.json)?;
     check_tensors(&algorithm.tensors()?, &saved.tensors).map_err(|problem| Error::bad_file(&saved.origin, problem))?;
     match saved.tensors.is_empty() {
         true => Ok(()),
@@ -102,7 +102,7 @@ mod tests {
     #[test]
     fn an_algorithm_without_tensors_takes_none() {
         let state = saved(&with_tensors(&[]));
-        assert!(state.facts.is_null() && state.tensors.is_empty());
+        assert!(state.json.is_null() && state.tensors.is_empty());
         restore(&mut with_tensors(&[]), &state).unwrap();
     }
 

@@ -132,7 +132,7 @@ pub fn component_lines(config: &RunConfig, reward_suffix: &str) -> Vec<(&'static
 #[derive(Debug, Default)]
 pub struct TaskState {
     /// The part of the state that is JSON; `null` if the task has no such state.
-    pub facts: serde_json::Value,
+    pub json: serde_json::Value,
     /// Tensors by name, such as an older policy.
     pub tensors: StateDict,
     /// The file of the tensors, or the checkpoint that has none, for errors of [`Task::restore`].

@@ -73,17 +73,17 @@ impl Network {
         if can_check {
             found.open("algo", || algorithm.check(model.as_mut(), reward));
         }
-        self::attach(strategy.as_mut(), model.as_mut(), config, found);
+        attach_model(strategy.as_mut(), model.as_mut(), config, found);
     }
 
     /// Attaches the model of a run whose algorithm cannot be made.
     pub fn attach(&mut self, config: &RunConfig, found: &mut Findings) {
-        self::attach(self.strategy.as_mut(), self.model.as_mut(), config, found);
+        attach_model(self.strategy.as_mut(), self.model.as_mut(), config, found);
     }
 }
 
 /// Attaches the model to the strategy, with the optimizer of the configuration.
-fn attach(strategy: &mut dyn Strategy, model: &mut dyn Model, config: &RunConfig, found: &mut Findings) {
+fn attach_model(strategy: &mut dyn Strategy, model: &mut dyn Model, config: &RunConfig, found: &mut Findings) {
     found.open("run", || strategy.attach(model, &config.training.optimizer()));
 }
 
@@ -131,8 +131,8 @@ fn check_all_ranks_train(
     ranks: &dyn Communicator,
     registry: &Registry,
 ) -> Result<()> {
-    let (all, known) = (ranks.world_size(), strategy.ranks().all.world_size());
-    if all == known {
+    let (process_count, trained_count) = (ranks.world_size(), strategy.ranks().all.world_size());
+    if process_count == trained_count {
         return Ok(());
     }
     let trains_on_all =
@@ -141,7 +141,8 @@ fn check_all_ranks_train(
     let names = strategies.map(|entry| entry.name).filter(|name| trains_on_all(name));
     let remedies: Vec<String> = names.map(|name| format!("`{name}`")).collect();
     let problem = format!(
-        "the job has {all} processes, and the strategy `{name}` trains on {known}; these train on all: {}",
+        "the job has {process_count} processes, and the strategy `{name}` trains on {trained_count}; these train on \
+         all: {}",
         remedies.join(", ")
     );
     Err(Error::config("strategy.name", problem))

@@ -16,7 +16,7 @@ use crate::config::RunConfig;
 use crate::parameters::for_each_part;
 use crate::run_dir::RunDir;
 
-/// Number of values in a part in which parameters are read. A larger tensor is one part.
+/// Number of parameters that are read at a time. A larger tensor is read whole.
 const VALUES_OF_PART: usize = 1 << 24;
 
 /// The results of one step that are on disk.

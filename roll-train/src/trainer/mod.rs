@@ -64,7 +64,7 @@ pub struct Trainer {
     /// As [`BuildContext::run_dir`].
     run_dir: Arc<OnceLock<PathBuf>>,
     /// The reason in words, if the run ended before its last step.
-    stopped: Option<String>,
+    early_stop_reason: Option<String>,
     pace: pace::Pace,
 }
 
@@ -76,7 +76,7 @@ enum Work {
     Measure,
     /// Log the metrics of the step. If `always` is false, only if the task has measured something.
     Log { always: bool },
-    /// Add the measurements to the checkpoint of this step, if it was written before them.
+    /// Add the measurements to the checkpoint of this step, if the checkpoint was written before the measurements.
     Amend,
 }
 
@@ -105,7 +105,7 @@ impl Trainer {
             saved: None,
             saved_step: None,
             run_dir: context.run_dir.clone(),
-            stopped: None,
+            early_stop_reason: None,
             pace: Default::default(),
         })
     }
@@ -172,8 +172,8 @@ impl Trainer {
             self.record.parameters_hash = ParameterSums::of(self.model.as_mut())?.map(|sums| sums.hash);
         }
         while self.steps_done < self.steps {
-            self.stopped = self.task.stop_reason(&self.record, self.steps_done);
-            if self.stopped.is_some() {
+            self.early_stop_reason = self.task.stop_reason(&self.record, self.steps_done);
+            if self.early_stop_reason.is_some() {
                 self.end_early(journal)?;
                 break;
             }
@@ -189,7 +189,7 @@ impl Trainer {
         if is_first_rank && let Some(note) = idle::warmup_note(self.training_progress()) {
             tracing::warn!("{note}");
         }
-        let is_early = self.stopped.is_some();
+        let is_early = self.early_stop_reason.is_some();
         self.with_task(journal, session, bar, |task, context| task.end(context, is_early))
     }
 

@@ -10,31 +10,31 @@ const TIMED_STEPS: usize = 3;
 #[derive(Default)]
 pub(super) struct Pace {
     /// Seconds of the first steps of this process.
-    steps: Vec<f64>,
+    step_seconds: Vec<f64>,
     /// Seconds of the first evaluation of this process.
-    evaluation: Option<f64>,
+    evaluation_seconds: Option<f64>,
 }
 
 impl Pace {
     /// Adds the duration of an evaluation. Only the first one counts, since later ones take as long.
     pub(super) fn add_evaluation(&mut self, seconds: f64) {
-        self.evaluation.get_or_insert(seconds);
+        self.evaluation_seconds.get_or_insert(seconds);
     }
 
     /// Adds the duration of a step. Returns the message about the remaining time once, after [`TIMED_STEPS`] steps.
     pub(super) fn add_step(&mut self, seconds: f64, steps_left: u64, evaluations_left: u64) -> Option<String> {
-        if self.steps.len() == TIMED_STEPS {
+        if self.step_seconds.len() == TIMED_STEPS {
             return None;
         }
-        self.steps.push(seconds);
-        if self.steps.len() < TIMED_STEPS || steps_left == 0 {
+        self.step_seconds.push(seconds);
+        if self.step_seconds.len() < TIMED_STEPS || steps_left == 0 {
             return None;
         }
-        let counted_steps = &self.steps[1..];
+        let counted_steps = &self.step_seconds[1..];
         let seconds_of_step = counted_steps.iter().sum::<f64>() / counted_steps.len() as f64;
         let mut seconds_left = seconds_of_step * steps_left as f64;
         let mut parts = format!("{} of {}", counted(steps_left, "step"), duration(seconds_of_step));
-        match self.evaluation {
+        match self.evaluation_seconds {
             _ if evaluations_left == 0 => {}
             Some(seconds_of_evaluation) => {
                 seconds_left += seconds_of_evaluation * evaluations_left as f64;

@@ -21,7 +21,7 @@ use crate::task::{TaskState, remove_up_to};
 const OPTIMIZER_FILE: &str = "trainer/optimizer.safetensors";
 
 /// The weight files in a checkpoint that evaluations use, and that a person would use: the trained adapters, or the
-/// experts if all their weights are trained. If the run keeps averaged parameters, these.
+/// experts if all their weights are trained. If the run keeps averaged parameters, the files have the averages.
 pub(super) fn adapter_files(checkpoint: &Checkpoint) -> Vec<PathBuf> {
     let weight_files_in = |directory: Option<&str>| -> Vec<PathBuf> {
         let names = checkpoint.manifest().files.keys();
@@ -38,7 +38,7 @@ pub(super) fn adapter_files(checkpoint: &Checkpoint) -> Vec<PathBuf> {
 impl Trainer {
     /// Resumes from a checkpoint of this configuration, on any number of ranks.
     pub fn resume(&mut self, from: &Checkpoint) -> Result<()> {
-        // The average comes first, because this leaves the averaged parameters in the model.
+        // The average comes first, because restoring it leaves the averaged parameters in the model.
         self.restore_average(from)?;
         self.model.import_adapter(&adapters(from, None)?)?;
         self.strategy.load_state(&roll_weights::Checkpoint::open(from.file(OPTIMIZER_FILE)?)?.all()?)?;

@@ -73,7 +73,7 @@ impl Trainer {
         let figures = results::figures(&self.record, headlines, labels);
         let mut summary = RunSummary {
             steps: self.steps_done,
-            stopped: self.stopped.clone(),
+            stopped: self.early_stop_reason.clone(),
             seconds: self.record.seconds,
             peak_memory,
             parameters: self.model.parameter_count(),

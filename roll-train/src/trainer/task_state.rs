@@ -16,8 +16,8 @@ const KEY: &str = "algorithm";
 
 /// Writes the state. Its JSON is added to `info`, which becomes the part of the manifest that the trainer fills.
 pub(super) fn write(state: TaskState, checkpoint: &mut CheckpointWriter, info: &mut serde_json::Value) -> Result<()> {
-    if !state.facts.is_null() {
-        info[KEY] = state.facts;
+    if !state.json.is_null() {
+        info[KEY] = state.json;
     }
     match state.tensors.is_empty() {
         true => Ok(()),
@@ -27,7 +27,7 @@ pub(super) fn write(state: TaskState, checkpoint: &mut CheckpointWriter, info: &
 
 /// Reads the state, which is empty if the task had none.
 pub(super) fn read(from: &Checkpoint) -> Result<TaskState> {
-    let facts = from.manifest().info.get(KEY).cloned().unwrap_or_default();
+    let json = from.manifest().info.get(KEY).cloned().unwrap_or_default();
     let (tensors, origin) = match from.manifest().files.contains_key(FILE) {
         true => {
             let file = from.file(FILE)?;
@@ -35,7 +35,7 @@ pub(super) fn read(from: &Checkpoint) -> Result<TaskState> {
         }
         false => (StateDict::new(), from.path().to_path_buf()),
     };
-    Ok(TaskState { facts, tensors, origin })
+    Ok(TaskState { json, tensors, origin })
 }
 
 #[cfg(test)]
@@ -61,12 +61,12 @@ mod tests {
             ("old".to_string(), tensor(&[1.0 / 3.0; 6], &[2, 3])),
         ]
         .into();
-        let facts = serde_json::json!({"kl": 0.1});
-        let state = TaskState { facts: facts.clone(), tensors: tensors.clone(), ..TaskState::default() };
+        let json = serde_json::json!({"kl": 0.1});
+        let state = TaskState { json: json.clone(), tensors: tensors.clone(), ..TaskState::default() };
         let (_dir, checkpoint) = written(state);
         let found = read(&checkpoint).unwrap();
         let bytes = |state: &StateDict| state.values().map(|tensor| tensor.as_bytes().to_vec()).collect::<Vec<_>>();
-        assert_eq!((found.facts, bytes(&found.tensors)), (facts, bytes(&tensors)));
+        assert_eq!((found.json, bytes(&found.tensors)), (json, bytes(&tensors)));
         assert!(found.origin.ends_with(FILE) && found.tensors.keys().eq(tensors.keys()));
     }
 
@@ -75,6 +75,6 @@ mod tests {
         let (_dir, checkpoint) = written(TaskState::default());
         assert!(checkpoint.manifest().files.is_empty() && checkpoint.manifest().info.get(KEY).is_none());
         let found = read(&checkpoint).unwrap();
-        assert!(found.facts.is_null() && found.tensors.is_empty() && found.origin == checkpoint.path());
+        assert!(found.json.is_null() && found.tensors.is_empty() && found.origin == checkpoint.path());
     }
 }

@@ -98,7 +98,7 @@ impl OwnDataAlgorithm for AgenticPpo {
         let refilled = if self.config.refill_rounds > 0 { self.config.played_group_size() } else { 0 };
         let needed = (groups * self.config.played_group_size()).max(self.config.val_group_size).max(refilled);
         // Raises this process's limit on open files, because connections and tools need descriptors too.
-        roll_external::process::open_files_limit();
+        roll_external::process::raise_open_files_limit();
         let opened = (0..needed).map(|i| match i {
             // If the first environment cannot be made, its options are wrong: the error needs no number.
             0 => make(),

@@ -190,6 +190,7 @@ impl DiffusionNftConfig {
         check_ranges("algo", self)?;
         shared.check()?;
         let sampling = shared.training(facts, Self::default().num_inference_steps)?;
+        // Only checked here: each evaluation plan asks for it again.
         shared.evaluation(facts)?;
         let schedule = &sampling.schedule;
         let steps = acting_steps(schedule, facts, [self.min_timestep_boundary, self.max_timestep_boundary])?;

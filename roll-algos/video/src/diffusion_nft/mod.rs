@@ -104,7 +104,7 @@ struct NoisedCopy<'a> {
     noise: Tensor,
     /// The noised latents x_t.
     x: Tensor,
-    /// The velocity of the old policy; empty until `predict_by_others` sets it.
+    /// The velocity of the old policy; empty until `predict_by_old_and_reference` sets it.
     old: Tensor,
     /// The velocity of the KL's reference, if it is needed.
     reference: Option<Tensor>,
@@ -133,7 +133,7 @@ impl DiffusionNftConfig {
         let boundary = diffusion(ctx.model, NAME)?.schedule().boundary;
         copies.sort_by_key(|copy| boundary.is_some_and(|boundary| copy.timestep.uses_low_noise(boundary)));
         round.begin(REFERENCE, "predicting by the old policy")?;
-        self.predict_by_others(ctx, old_parameters, &mut copies)?;
+        self.predict_by_old_and_reference(ctx, old_parameters, &mut copies)?;
         for batch in copies.chunks(self.at_once) {
             round.begin(FORWARD, "predicting velocities")?;
             let inputs: Vec<VelocityInput<'_>> = batch.iter().map(NoisedCopy::input).collect();
@@ -164,7 +164,7 @@ impl DiffusionNftConfig {
     }
 
     /// Sets the velocities of the old policy at `copies`, and those of the KL's reference if it is needed.
-    fn predict_by_others(
+    fn predict_by_old_and_reference(
         &self,
         ctx: &mut StepContext<'_>,
         old_parameters: &[f32],
@@ -199,15 +199,15 @@ impl DiffusionNftConfig {
         let mut uniform = noise.uniform(Purpose::Levels, step, key);
         let noises = noise.normal(Purpose::Noising, step, key, &[count, n])?;
         let mut copies = Vec::new();
-        for (i, noise) in noises.f32s()?.chunks_exact(n).enumerate() {
+        for (i, noise_values) in noises.f32s()?.chunks_exact(n).enumerate() {
             // Stratified: one draw in each of `count` equal parts of [0, 1).
             let quantile = (i as f64 + in_unit_interval(uniform())) / count as f64;
             let index = (quantile * plan.steps.len() as f64) as usize;
             let position = plan.steps[index.min(plan.steps.len() - 1)];
             let sigma = plan.sampling.schedule.sigma(position);
             let timestep = plan.sampling.schedule.timestep(position);
-            let x = group.conditions.prompt.with_first_frame(&mixed(&video.latents, noise, sigma)?)?;
-            let noise = Tensor::new(noise.to_vec(), video.latents.shape())?;
+            let x = group.conditions.prompt.with_first_frame(&mixed(&video.latents, noise_values, sigma)?)?;
+            let noise = Tensor::new(noise_values.to_vec(), video.latents.shape())?;
             let old = Tensor::zeros([0]);
             let conditions = &group.conditions;
             copies.push(NoisedCopy { video, conditions, sigma, timestep, noise, x, old, reference: None });

@@ -41,7 +41,7 @@ const SAME_POLICY: IdleKeys = IdleKeys {
     because: "with `algo.old_policy: follow` and one update a step the policy in training is the old one",
 };
 
-/// The notes that depend on several keys. Fails on a `noise_seed`.
+/// The notes that depend on several keys. Fails if `noise_seed` is set.
 fn notes(config: &ConfiguredOptions<'_>) -> Result<Vec<String>> {
     if config.value("noise_seed").is_some() {
         return Err(same_videos(NAME));

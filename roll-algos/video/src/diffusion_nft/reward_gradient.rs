@@ -19,7 +19,8 @@ use crate::policy_gradient::round::{Group, RoundState};
 use crate::scoring::{FrameRate, Measured, Prepared, PreparedTarget, pull_frames};
 
 impl RewardGradient {
-    /// Fails if the bound is below all trained `levels`, which descend, or if the reward has no gradient.
+    /// Fails if `max_timestep_boundary` is below all trained `levels` (descending), or if the reward has no gradient.
+    /// Passes if the weight is 0.
     pub(super) fn check(&self, levels: &[Sigma], reward: &dyn RewardScorer) -> Result<()> {
         let invalid = |key: &str, problem: String| Err(Error::config(format!("algo.reward_gradient.{key}"), problem));
         if self.weight == 0.0 {
@@ -87,7 +88,7 @@ impl<'a> PredictionReward<'a> {
         let data = prompt.with_first_frame(&axpy(&copy.x, -(t as f32), velocity)?)?;
         round.begin(DECODE, "decoding a prediction")?;
         let model = diffusion(ctx.model, NAME)?;
-        let (frames, decode) = model.decode(&data, Grad::Record)?;
+        let (frames, decode_pullback) = model.decode(&data, Grad::Record)?;
         let video = Video::new(frames, self.frame_rate.of(model, self.sample))?;
         round.begin(SCORING, "scoring a prediction")?;
         let measured = Measured::of(&video, self.sample, &self.target, reward(ctx, NAME)?, Grad::Record)?;
@@ -99,7 +100,7 @@ impl<'a> PredictionReward<'a> {
         // Without a pullback, the score is the constant of `reward.on_missing`.
         let Some(pullback) = pullback else { return Ok(()) };
         round.begin(PULL, "pulling back through reward and decoder")?;
-        let d_data = pull_frames(pullback, decode, -self.options.weight)?;
+        let d_data = pull_frames(pullback, decode_pullback, -self.options.weight)?;
         let d_data = d_data.f32s()?;
         // d x_0 / d v is -t, except in a known first frame, where it is 0.
         let mask = LossMask::after(usize::from(prompt.first_frame.is_some()), velocity.shape())?;

@@ -261,7 +261,7 @@ impl FlowGrpoConfig {
         Ok(FlowGrpoPlan { sampling, windows, steps, ratio_range })
     }
 
-    /// The windows within `trainable`, the steps at which trainable parameters act.
+    /// The windows within `trainable`, the steps that can be trained.
     pub(super) fn windows(&self, trainable: Range<usize>) -> Result<Windows> {
         let (first, last) = (trainable.start, trainable.end.saturating_sub(1));
         let range = match self.window_range {

@@ -92,7 +92,7 @@ impl Explore for WindowExplorer<'_> {
 
 impl Transition {
     /// The latents after the step, in f64 for the log-probability.
-    pub(super) fn next(&self) -> Result<Vec<f64>> {
+    pub(super) fn next_latents(&self) -> Result<Vec<f64>> {
         Ok(self.next.f32s()?.iter().map(|v| f64::from(*v)).collect())
     }
 }

@@ -27,7 +27,7 @@ pub enum PolicyLoss {
 pub struct PolicyShift {
     /// Log-probability under the policy in training minus log-probability under the old policy.
     pub log_ratio: f64,
-    /// `mean((mean - mean_old)^2)`.
+    /// The squared distance of the two policies' means, `mean((mean - mean_old)^2)`.
     pub squared: f64,
     /// Standard deviation of the step's noise.
     pub std: f64,
@@ -93,7 +93,8 @@ pub fn dppo(shift: PolicyShift, advantage: f64, divergence: f64, threshold: f64)
     let moved_along_advantage = (ratio > 1.0 && advantage > 0.0) || (ratio < 1.0 && advantage < 0.0);
     let is_dropped = divergence >= threshold && moved_along_advantage;
     let loss = if is_dropped { 0.0 } else { -advantage * ratio };
-    StepTerm { term: PolicyTerm { loss, ratio, d_log_prob: loss }, d_squared: 0.0, is_dropped }
+    let d_log_prob = loss; // the ratio, exp(log ratio), is its own derivative
+    StepTerm { term: PolicyTerm { loss, ratio, d_log_prob }, d_squared: 0.0, is_dropped }
 }
 
 /// The divergence of [`dppo`] between two Gaussians of one step: `mean((mean - mean_old)^2) / (2 std^2)`.

@@ -74,9 +74,9 @@ impl Method for FlowGrpoConfig {
         };
         let mut explorer = WindowExplorer::new(&plan, ctx.noise, ctx.step);
         let mut groups = generate(&options, &mut state.prepared, ctx, &mut explorer, &mut round)?;
-        let is_finite = set_advantages(&shared, ctx, &mut groups, &mut round)?;
+        let are_scores_finite = set_advantages(&shared, ctx, &mut groups, &mut round)?;
         let scale = self.weight_scale(ctx, &plan, &groups)?;
-        state.train(&shared, ctx, &mut groups, is_finite, &mut round, |_, ctx, group, round| {
+        state.train(&shared, ctx, &mut groups, are_scores_finite, &mut round, |_, ctx, group, round| {
             self.accumulate(ctx, &plan, group, scale, round)
         })?;
         round.report(ctx, &shared)
@@ -263,7 +263,7 @@ impl FlowGrpoConfig {
         let &StochasticStep { plan, step, factors, .. } = stochastic_step;
         // Both means are computed in the same way from the same latents, so that equal velocities have the ratio 1, bit
         // for bit.
-        let (x, next) = (transition.x.f32s()?, transition.next()?);
+        let (x, next) = (transition.x.f32s()?, transition.next_latents()?);
         let (mean, old_mean) = (step.mean(x, velocity.f32s()?), step.mean(x, transition.velocity.f32s()?));
         let shift = PolicyShift {
             log_ratio: step.log_prob(&next, &mean, mask) - step.log_prob(&next, &old_mean, mask),
@@ -331,8 +331,8 @@ roll_core::register! {
     plan: passes,
 }
 
-/// The passes of the model for one prompt: its rollouts, and two passes per stochastic step, one of which is
-/// differentiated. A shared prefix counts with its mean length over all places of the window.
+/// The passes of the model for one prompt: its rollouts, a differentiated pass per trained step and, with a KL, a pass
+/// of the reference. A shared prefix counts with its mean length over all places of the window.
 fn passes(options: &Options) -> Result<Passes> {
     let config: FlowGrpoConfig = parse_options(Kind::Algorithm.section(), options)?;
     let shared = config.shared();

@@ -38,8 +38,8 @@ pub struct Windows {
 impl Windows {
     /// Fails if the size, the stride or the number of rounds is 0, or if no step is left for a window.
     pub fn check(&self) -> Result<()> {
-        let at_least_one = [("window", self.size as u64), ("window_stride", self.stride as u64)];
-        for (name, value) in at_least_one.into_iter().chain([("window_rounds", self.rounds)]) {
+        let (size, stride) = (self.size as u64, self.stride as u64);
+        for (name, value) in [("window", size), ("window_stride", stride), ("window_rounds", self.rounds)] {
             if value == 0 {
                 return Err(Error::config(name, "must be at least 1, found 0"));
             }

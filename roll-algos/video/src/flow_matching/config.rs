@@ -5,7 +5,7 @@ use roll_core::keys::check_ranges;
 use roll_core::{Error, Result, ResultExt, ScheduleFacts, Sigma, SigmaRange};
 use roll_step::update::OnNonfinite;
 
-use super::levels::{Levels, Logit, TimestepSampling};
+use super::levels::{Levels, LogitDistribution, TimestepSampling};
 use super::loss::Weighting;
 use crate::sampling::{GuidanceScale, Sampling, SamplingOptions, check_steps_agree};
 
@@ -101,7 +101,7 @@ impl FlowMatchingConfig {
     pub fn levels(&self, facts: ScheduleFacts) -> Result<Levels> {
         check_ranges("algo", self)?;
         self.sampling(facts)?;
-        let logit = Logit { mean: self.logit_mean, deviation: self.logit_std };
+        let logit = LogitDistribution { mean: self.logit_mean, deviation: self.logit_std };
         Ok(Levels::new(self.timestep_sampling, self.shift(facts), logit, self.range(facts)?))
     }
 
@@ -134,17 +134,17 @@ impl FlowMatchingConfig {
 
     /// The noise levels that the options allow and the experts under training have.
     fn range(&self, facts: ScheduleFacts) -> Result<SigmaRange> {
-        let asked = SigmaRange {
+        let requested = SigmaRange {
             low: Sigma(self.min_timestep_boundary.unwrap_or(0.0)),
             high: Sigma(self.max_timestep_boundary.unwrap_or(1.0)),
         };
-        asked.within(facts.trained).ok_or_else(|| {
+        requested.within(facts.trained).ok_or_else(|| {
             Error::config(
                 "algo.min_timestep_boundary",
                 format!(
                     "no noise level is left: min_timestep_boundary to max_timestep_boundary is {} to {}, and the \
                      experts under training (`model.trainable_models`) work from {} to {}",
-                    asked.low.0, asked.high.0, facts.trained.low.0, facts.trained.high.0
+                    requested.low.0, requested.high.0, facts.trained.low.0, facts.trained.high.0
                 ),
             )
         })

@@ -38,12 +38,13 @@ impl EncodedClip {
     /// The reason why nothing of the clip is left to predict; `None` if something is left.
     pub(super) fn nothing_to_predict(&self) -> Option<&'static str> {
         let [_, frames, height, width] = *self.latents.shape() else { return None };
-        let given = self.known_frames().min(frames) * height * width;
-        if given == frames * height * width {
+        let given_positions = self.known_frames().min(frames) * height * width;
+        if given_positions == frames * height * width {
             return Some("the clip is one latent frame, which the model is given: nothing is left to predict");
         }
-        let is_masked = self.weights.as_ref().is_some_and(|weights| weights[given..].iter().all(|w| *w == 0.0));
-        is_masked.then_some("the mask of the clip is black wherever something is to be predicted")
+        let is_all_masked =
+            self.weights.as_ref().is_some_and(|weights| weights[given_positions..].iter().all(|w| *w == 0.0));
+        is_all_masked.then_some("the mask of the clip is black wherever something is to be predicted")
     }
 }
 

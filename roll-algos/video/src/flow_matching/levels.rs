@@ -21,7 +21,7 @@ pub enum TimestepSampling {
 
 /// The normal distribution that logits are drawn from, for [`TimestepSampling::LogitNormal`].
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Logit {
+pub(super) struct LogitDistribution {
     pub(super) mean: f64,
     pub(super) deviation: f64,
 }
@@ -43,7 +43,7 @@ enum Quantile {
 }
 
 impl Levels {
-    pub(super) fn new(sampling: TimestepSampling, shift: f64, logit: Logit, range: SigmaRange) -> Self {
+    pub(super) fn new(sampling: TimestepSampling, shift: f64, logit: LogitDistribution, range: SigmaRange) -> Self {
         let shifted =
             |shift: f64| Quantile::Shifted { shift, ends: [range.low, range.high].map(|end| unshift(end.0, shift)) };
         let quantile = match sampling {
@@ -92,7 +92,7 @@ fn logistic(z: f64) -> f64 {
 }
 
 /// The table of a normal density between the logits of the range's ends, integrated by the trapezoidal rule.
-fn logits(range: SigmaRange, Logit { mean, deviation }: Logit) -> Quantile {
+fn logits(range: SigmaRange, LogitDistribution { mean, deviation }: LogitDistribution) -> Quantile {
     let logit = |s: Sigma| (s.0 / (1.0 - s.0)).ln();
     // A range beyond `REACH` on one side shrinks to one logit, so that `Levels::at` returns the range's nearer end.
     let within_reach = |z: f64| z.clamp(mean - REACH * deviation, mean + REACH * deviation);
@@ -121,7 +121,7 @@ mod tests {
     const HIGH_NOISE: SigmaRange = SigmaRange { low: Sigma(0.9), high: Sigma(1.0) };
 
     fn levels(sampling: TimestepSampling, range: SigmaRange) -> Levels {
-        Levels::new(sampling, 5.0, Logit { mean: 0.0, deviation: 1.0 }, range)
+        Levels::new(sampling, 5.0, LogitDistribution { mean: 0.0, deviation: 1.0 }, range)
     }
 
     /// The share of draws below `sigma`.

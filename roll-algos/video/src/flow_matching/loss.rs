@@ -28,12 +28,12 @@ pub fn velocity_loss(
         return Err(Error::shape("velocity", format!("{:?}", data.shape()), v.shape()));
     }
     // Numbers of elements of one channel, and of its known frames.
-    let (channel, known) = (frames * height * width, known.min(frames) * height * width);
-    if let Some(weights) = weights.filter(|weights| weights.len() != channel) {
+    let (channel_len, known_len) = (frames * height * width, known.min(frames) * height * width);
+    if let Some(weights) = weights.filter(|weights| weights.len() != channel_len) {
         return Err(Error::shape("weights of the loss", format!("{:?}", [frames, height, width]), &[weights.len()]));
     }
-    let weight = |i: usize| weights.map_or(1.0, |weights| weights[i]);
-    let total_weight = channels as f64 * (known..channel).map(|i| f64::from(weight(i))).sum::<f64>();
+    let weight_at = |position: usize| weights.map_or(1.0, |weights| weights[position]);
+    let total_weight = channels as f64 * (known_len..channel_len).map(|i| f64::from(weight_at(i))).sum::<f64>();
     if total_weight <= 0.0 {
         return Err(Error::Misuse("a loss in which nothing counts".into()));
     }
@@ -41,9 +41,9 @@ pub fn velocity_loss(
     let mut squares = 0.0;
     let mut gradient = vec![0.0; v.len()];
     let (v, x) = (v.f32s()?, data.f32s()?);
-    for start in (0..channels).map(|c| c * channel) {
-        for position in known..channel {
-            let (weight, i) = (weight(position), start + position);
+    for start in (0..channels).map(|c| c * channel_len) {
+        for position in known_len..channel_len {
+            let (weight, i) = (weight_at(position), start + position);
             let difference = v[i] - (noise[i] - x[i]);
             squares += f64::from(weight) * f64::from(difference).powi(2);
             gradient[i] = slope * weight * difference;

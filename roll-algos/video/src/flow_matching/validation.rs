@@ -62,6 +62,7 @@ impl FlowMatching {
         let (data, conditioning) = (&clip.latents, &clip.conditioning);
         let n = data.len();
         let noises = noise.normal(Purpose::Evaluation, 0, sample.index, &[LEVELS, n])?;
+        // Noise level, noised latents, and noise.
         let mut draws: Vec<(Sigma, Tensor, &[f32])> = Vec::new();
         for (i, noise) in noises.f32s()?.chunks_exact(n).enumerate() {
             let sigma = distribution.levels.at((i as f64 + 0.5) / LEVELS as f64);

@@ -63,13 +63,13 @@ impl Normalization {
     /// The divisor for a standard deviation.
     fn divisor(&self, deviation: f64) -> f64 {
         match self.floor {
-            Floor::Added(least) => deviation + least,
+            Floor::Added(number) => deviation + number,
             Floor::AtLeast(least) => deviation.max(least),
         }
     }
 }
 
-/// The advantages of `scores`: `(score - mean of its group) / spread`. Scores with equal `groups` form a group.
+/// The advantages of `scores`: `(score - mean of its group) / divisor`. `groups` names the group of each score.
 pub fn normalized<G: Ord>(scores: &[Option<f64>], groups: &[G], how: Normalization) -> Vec<f64> {
     let groups = members(scores, groups);
     let scores_of = |group: &[usize]| group.iter().filter_map(|i| scores[*i]).collect::<Vec<f64>>();
@@ -108,17 +108,17 @@ pub fn normalized_apart<G: Ord>(
     groups: &[G],
     spread: Spread,
 ) -> Vec<f64> {
-    const LEAST: Floor = Floor::AtLeast(1e-6);
-    let how = Normalization { spread, unbiased: false, floor: LEAST };
+    const FLOOR: Floor = Floor::AtLeast(1e-6);
+    let how = Normalization { spread, unbiased: false, floor: FLOOR };
     let mut sums = vec![0.0; groups.len()];
-    let mut informative = vec![false; groups.len()];
+    let mut is_in_informative_group = vec![false; groups.len()];
     for (scores, weight) in rewards.iter().zip(weights) {
         let advantages = normalized(scores, groups, how);
         sums.iter_mut().zip(advantages).for_each(|(sum, advantage)| *sum += weight * advantage);
         for group in members(scores, groups) {
             let values: Vec<f64> = group.iter().filter_map(|i| scores[*i]).collect();
             if !are_equal(&values) {
-                group.iter().for_each(|i| informative[*i] = true);
+                group.iter().for_each(|i| is_in_informative_group[*i] = true);
             }
         }
     }
@@ -130,7 +130,7 @@ pub fn normalized_apart<G: Ord>(
     }
     let (centre, divisor) = (mean_of(&complete_sums), how.divisor(how.deviation(&complete_sums)));
     // The centre is rarely exactly 0. Subtracted from a group of equal scores, it would turn rounding into advantages.
-    let has_advantage = |i: usize| has_all_scores(i) && informative[i];
+    let has_advantage = |i: usize| has_all_scores(i) && is_in_informative_group[i];
     sums.iter().enumerate().map(|(i, sum)| if has_advantage(i) { (sum - centre) / divisor } else { 0.0 }).collect()
 }
 
@@ -159,7 +159,7 @@ pub struct GroupStatistics {
 }
 
 impl GroupStatistics {
-    /// The statistics of `scores`; equal `groups` share a prompt.
+    /// The statistics of `scores`. `groups` names the group of each score.
     pub fn of<G: Ord>(scores: &[Option<f64>], groups: &[G]) -> Self {
         let how = Normalization::new(Spread::Group);
         let groups = members(scores, groups);

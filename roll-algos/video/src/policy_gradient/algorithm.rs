@@ -46,15 +46,15 @@ pub struct TrainingState {
     pub(crate) prepared: Prepared,
     pub(crate) old_policy: OldPolicy,
     /// The flow-matching loss on the prompts' own clips.
-    data: DataTerm,
+    data_term: DataTerm,
 }
 
 impl<M: Method> PolicyGradient<M> {
     /// Makes the algorithm from its options.
     pub fn new(options: M) -> Self {
         let shared = options.shared();
-        let data = DataTerm::new(shared.data_weight, shared.sampling.shift);
-        let state = TrainingState { prepared: Prepared::default(), old_policy: OldPolicy::default(), data };
+        let data_term = DataTerm::new(shared.data_weight, shared.sampling.shift);
+        let state = TrainingState { prepared: Prepared::default(), old_policy: OldPolicy::default(), data_term };
         Self { method: options, state }
     }
 }
@@ -69,7 +69,7 @@ impl<M: Method> Algorithm for PolicyGradient<M> {
         update::check_trainable(model)?;
         let reward = reward.ok_or(AlgorithmError::NoReward { algorithm: M::NAME })?;
         self.method.check(facts, reward)?;
-        self.state.data.check(facts)?;
+        self.state.data_term.check(facts)?;
         if M::HAS_OLD_POLICY {
             self.state.old_policy = OldPolicy::of(model)?;
         }
@@ -95,7 +95,7 @@ impl<M: Method> Algorithm for PolicyGradient<M> {
 
 impl<M: Method> ClipAlgorithm for PolicyGradient<M> {
     fn clip_use(&self) -> ClipUse {
-        ClipUse { why_needed: self.state.data.reason_for_clips(), reference: self.method.shared().reference }
+        ClipUse { why_needed: self.state.data_term.reason_for_clips(), reference: self.method.shared().reference }
     }
 
     fn evaluate(&mut self, context: &mut EvaluationContext<'_>) -> Result<Option<Vec<Evaluated>>> {
@@ -115,21 +115,21 @@ impl<M: Method> ClipAlgorithm for PolicyGradient<M> {
 
 impl TrainingState {
     /// Runs the updates of a round. In each update, `learn` adds the gradients of one prompt's videos to the gradient
-    /// accumulators of the strategy. `is_finite` is false if a score of the round was not finite. Nothing is learned
-    /// then, and one update is begun only to apply `on_nonfinite`.
+    /// accumulators of the strategy. If `are_scores_finite` is false, nothing is learned, and one update is begun only
+    /// to apply `on_nonfinite`.
     pub(crate) fn train<T>(
         &mut self,
         shared: &SharedOptions,
         ctx: &mut StepContext<'_>,
         groups: &mut [Group<T>],
-        is_finite: bool,
+        are_scores_finite: bool,
         round: &mut RoundState<'_>,
         mut learn: impl FnMut(&mut Prepared, &mut StepContext<'_>, &mut Group<T>, &mut RoundState<'_>) -> Result<()>,
     ) -> Result<()> {
-        let updates = if is_finite { shared.updates_per_step } else { 1 };
+        let updates = if are_scores_finite { shared.updates_per_step } else { 1 };
         for number in 0..updates {
             round.update = number;
-            if is_finite {
+            if are_scores_finite {
                 for group in groups.iter_mut() {
                     learn(&mut self.prepared, ctx, group, round)?;
                     self.add_data_loss(ctx, group, round)?;
@@ -150,13 +150,13 @@ impl TrainingState {
         round: &mut RoundState<'_>,
     ) -> Result<()> {
         let videos = group.trained().count() as f64;
-        if !self.data.is_on() || videos == 0.0 || round.outcome.nonfinite.is_some() {
+        if !self.data_term.is_on() || videos == 0.0 || round.outcome.nonfinite.is_some() {
             return Ok(());
         }
         round.begin(DATA, "training on the clip")?;
         let sample = &ctx.samples[group.position];
         let key = key_of_update(group.key, round.update);
-        if let Some(loss) = self.data.accumulate(ctx, sample, key, videos * sample.weight)? {
+        if let Some(loss) = self.data_term.accumulate(ctx, sample, key, videos * sample.weight)? {
             if loss.is_finite() {
                 round.tally.add_weighted(DATA_LOSS, loss, videos);
             } else {

@@ -2,21 +2,21 @@
 
 use roll_core::{Error, Result};
 
-/// The elements of latents that enter a loss: all elements, except the first frames if the model is given them.
+/// The elements of latents that enter a loss: all elements except those of the first frames that the model is given.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct LossMask {
     /// Number of elements of the latents.
     len: usize,
     /// Number of elements of one channel.
     channel: usize,
-    /// Number of masked elements, at the beginning of each channel.
-    known: usize,
+    /// Number of elements that do not enter the loss, at the beginning of each channel.
+    skipped: usize,
 }
 
 impl LossMask {
     /// A mask that contains all of `len` elements.
     pub fn all(len: usize) -> Self {
-        Self { len, channel: len.max(1), known: 0 }
+        Self { len, channel: len.max(1), skipped: 0 }
     }
 
     /// A mask that contains all but the first `known` frames of latents `[C, T, H, W]`. Fails if nothing is left.
@@ -29,18 +29,18 @@ impl LossMask {
             return Err(Error::Unsupported(problem));
         }
         let frame = height * width;
-        Ok(Self { len: channels * frames * frame, channel: frames * frame, known: known * frame })
+        Ok(Self { len: channels * frames * frame, channel: frames * frame, skipped: known * frame })
     }
 
     /// Number of elements that enter the loss.
     pub fn count(&self) -> usize {
-        self.len / self.channel * (self.channel - self.known)
+        self.len / self.channel * (self.channel - self.skipped)
     }
 
     /// Positions of the elements that enter the loss, ascending.
     pub fn positions(&self) -> impl Iterator<Item = usize> + use<> {
-        let Self { len, channel, known } = *self;
-        (0..len).step_by(channel).flat_map(move |start| start + known..start + channel)
+        let Self { len, channel, skipped } = *self;
+        (0..len).step_by(channel).flat_map(move |start| start + skipped..start + channel)
     }
 
     /// The mean of `value` over the positions of the mask.
@@ -55,7 +55,7 @@ impl LossMask {
         values
     }
 
-    /// Fails unless a tensor of `len` elements has the size of the masked latents.
+    /// Fails unless a tensor of `len` elements has the size of the latents.
     pub(crate) fn fits(&self, what: &str, len: usize) -> Result<()> {
         match len == self.len {
             true => Ok(()),

@@ -5,6 +5,8 @@ use serde::{Deserialize, Serialize};
 
 /// Name of the old policy's tensor in a checkpoint.
 const OLD: &str = "old_policy";
+/// The step at which the decay of [`OldDecay::LateRamp`] begins to rise.
+const LATE_RAMP_START: u64 = 75;
 
 /// How much of the old policy stays when it follows the current one after a step: `old <- d old + (1 - d) current`,
 /// with a decay d that depends on the number n of the step. The variants are the decay types of DiffusionNFT
@@ -27,8 +29,8 @@ impl OldDecay {
         match self {
             Self::Follow => 0.0,
             Self::Ramp => (0.001 * n as f64).min(0.5),
-            Self::LateRamp if n < 75 => 0.0,
-            Self::LateRamp => (0.0075 * (n - 75) as f64).min(0.999),
+            Self::LateRamp if n < LATE_RAMP_START => 0.0,
+            Self::LateRamp => (0.0075 * (n - LATE_RAMP_START) as f64).min(0.999),
         }
     }
 }
@@ -61,7 +63,7 @@ impl OldPolicy {
     pub(crate) fn parameters(&mut self, model: &dyn Model) -> Result<&[f32]> {
         let old = match &mut self.0 {
             Some(old) => old,
-            none => none.insert(flat::read(model)?),
+            not_read_yet => not_read_yet.insert(flat::read(model)?),
         };
         if old.len() != model.parameter_count() {
             return Err(Error::shape(OLD, format!("{} parameters", model.parameter_count()), &[old.len()]));

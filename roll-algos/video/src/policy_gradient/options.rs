@@ -106,7 +106,8 @@ impl SharedOptions {
         if self.sampling.guidance_scale.is_on() { 2 } else { 1 }
     }
 
-    /// Recorded passes per training step of the flow-matching loss on the prompt's own data clip (`data_weight`).
+    /// Recorded passes per training step that the flow-matching loss on the prompt's own data clip (`data_weight`)
+    /// adds.
     pub fn data_loss_passes(&self) -> usize {
         if self.data_weight > 0.0 { self.updates_per_step } else { 0 }
     }

@@ -77,7 +77,7 @@ pub(crate) struct Group<T> {
     pub(crate) position: usize,
     /// Factor of the loss of its videos: the weight of the sample.
     pub(crate) weight: f64,
-    /// Row of the sample in the data. Groups of different ranks with the same row are one group.
+    /// Row of the sample in the data. For advantages, groups of several ranks with the same row count as one group.
     row: u64,
     /// Key of the sample's draws.
     pub(crate) key: u64,
@@ -130,7 +130,8 @@ pub(crate) trait Explore {
     /// Begins or continues the rollout of a batch of videos of the sample in `row`. `keys` are the keys of their draws,
     /// `record` is their record so far.
     fn begin(&mut self, row: u64, keys: &[u64], record: Self::Record);
-    /// Computes sampler step `i`, or returns `None` to leave it to the sampler: a [`crate::sampling::OwnStep`].
+    /// Computes sampler step `i`, or returns `None` to leave it to the sampler. Arguments and result are those of a
+    /// [`crate::sampling::OwnStep`].
     fn step(&mut self, i: usize, xs: &[Tensor], vs: &[Tensor]) -> Result<Option<Vec<Tensor>>>;
     /// Returns the record, which the steps since [`Explore::begin`] have extended.
     fn end(&mut self) -> Self::Record;
@@ -152,7 +153,7 @@ impl Explore for NoExploration {
 }
 
 /// A prompt whose videos are being generated.
-struct Pending<T> {
+struct PendingPrompt<T> {
     /// Position of the sample among this rank's samples of the step.
     position: usize,
     /// Row of the sample in the data.
@@ -224,7 +225,7 @@ fn begin_prompt<E: Explore>(
     (position, repeats): (usize, u64),
     explore: &E,
     round: &mut RoundState<'_>,
-) -> Result<Option<Pending<E::Record>>> {
+) -> Result<Option<PendingPrompt<E::Record>>> {
     let RoundOptions { algorithm, sampling, shared, .. } = *options;
     let sample = &ctx.samples[position];
     round.watch.begin(ENCODE, Some("encoding prompt and reference"))?;
@@ -261,10 +262,10 @@ fn begin_prompt<E: Explore>(
         batches.push(PendingBatch { keys: batch_keys.to_vec(), trajectories, record: E::Record::default() });
     }
     let row = sample.index;
-    Ok(Some(Pending { position, row, repeats, target, conditions, key, shared_steps, prefix, batches }))
+    Ok(Some(PendingPrompt { position, row, repeats, target, conditions, key, shared_steps, prefix, batches }))
 }
 
-impl<T: Default> Pending<T> {
+impl<T: Default> PendingPrompt<T> {
     /// Does the steps in `range` that all videos share. Returns whether all shared steps are done at the end of
     /// `range`, so that the videos can go on by themselves.
     fn share_steps(
@@ -275,20 +276,20 @@ impl<T: Default> Pending<T> {
         watch: &mut Stopwatch<'_>,
     ) -> Result<bool> {
         let steps = sampling.schedule.steps();
-        if let Some(shared) = &mut self.prefix {
+        if let Some(prefix) = &mut self.prefix {
             let mut step = |i: usize, _: &[Tensor], _: &[Tensor]| {
                 watch.begin(ROLLOUT, Some(&format!("all videos: denoising step {} of {steps}", i + 1)))?;
                 Ok(None)
             };
             let shared_range = range.start..range.end.min(self.shared_steps);
-            sampling.advance(model, &self.conditions, shared, shared_range, Adapter::On, &mut step)?;
+            sampling.advance(model, &self.conditions, prefix, shared_range, Adapter::On, &mut step)?;
         }
         if range.end < self.shared_steps {
             return Ok(false);
         }
-        if let Some(shared) = self.prefix.take() {
+        if let Some(prefix) = self.prefix.take() {
             for batch in &mut self.batches {
-                let starts = vec![shared.latents[0].clone(); batch.keys.len()];
+                let starts = vec![prefix.latents[0].clone(); batch.keys.len()];
                 batch.trajectories = sampling.begin(&self.conditions, &starts)?;
             }
         }
@@ -342,7 +343,7 @@ impl<T: Default> Pending<T> {
 /// `None` if the prompt is skipped or a score is not finite.
 fn finish_prompt<E: Explore>(
     options: &RoundOptions<'_>,
-    mut prompt: Pending<E::Record>,
+    mut prompt: PendingPrompt<E::Record>,
     range: Range<usize>,
     ctx: &mut StepContext<'_>,
     explore: &mut E,
@@ -361,7 +362,7 @@ fn finish_prompt<E: Explore>(
         round.outcome.skip(sample, reason);
         return Ok(None);
     }
-    let Pending { position, conditions, key, batches, .. } = prompt;
+    let PendingPrompt { position, conditions, key, batches, .. } = prompt;
     let records = batches.into_iter().map(|batch| batch.record).collect();
     let weight = sample.weight;
     Ok(Some(Group { position, weight, row: sample.index, key, conditions, videos, records }))
@@ -371,7 +372,7 @@ fn finish_prompt<E: Explore>(
 /// without their scores, and the results of scoring them, in the same order.
 fn generate_and_score<E: Explore>(
     options: &RoundOptions<'_>,
-    prompt: &mut Pending<E::Record>,
+    prompt: &mut PendingPrompt<E::Record>,
     range: Range<usize>,
     ctx: &mut StepContext<'_>,
     explore: &mut E,
@@ -388,10 +389,11 @@ fn generate_and_score<E: Explore>(
     let measure =
         |video: &Video, scorer: &mut dyn RewardScorer| Measured::of(video, sample, &target, scorer, Grad::Skip);
     let (mut videos, mut measured) = (Vec::new(), Vec::new());
-    // The decoded videos, if the reward compares them with one another. It scores them together at the end.
+    // The decoded videos, if the reward compares videos with one another. It scores all of them at the end.
     let mut compared = Vec::new();
     std::thread::scope(|threads| -> Result<()> {
         let mut scoring = Scoring { threads, measure: &measure, idle: Some(scorer), busy: None };
+        // The shared steps end before the last step, so that all of them are done after this.
         prompt.share_steps(sampling, range.clone(), model, watch)?;
         for number in 0..prompt.batches.len() {
             prompt.advance(options, number, range.clone(), model, explore, watch)?;
@@ -423,7 +425,7 @@ fn generate_and_score<E: Explore>(
 }
 
 /// Sets the scores of a sample's videos. Stops at a score that is not finite and notes it in `round`. If some videos
-/// have no score, returns the reason of the last of them.
+/// have no score, returns the reason of the last such video.
 fn set_scores(
     ctx: &StepContext<'_>,
     sample: &Sample,
@@ -513,8 +515,8 @@ impl Scores {
 }
 
 /// Sets the advantages of this rank's videos from the scores of all ranks. Videos of the same data row form one group,
-/// also if several ranks generated them. Returns false if a score of any rank is not finite; nothing must be trained
-/// then.
+/// also if several ranks generated them. Returns false if a score of any rank is not finite. In that
+/// case nothing must be trained.
 pub(crate) fn set_advantages<T>(
     shared: &SharedOptions,
     ctx: &StepContext<'_>,
@@ -567,18 +569,18 @@ fn advantages(shared: &SharedOptions, weights: &[f64], scores: &[Option<Scores>]
     advantages
 }
 
-/// Sets the advantages of each row's videos to 0, except the `best_of` best and worst videos. Videos are compared by
-/// their advantages and not by their sums of scores, whose order the reward with the largest scale decides even if the
-/// rewards are normalised apart.
+/// Sets the advantages of each row's videos to 0, except those of `best_of` videos: one half are the best videos, the
+/// other half the worst. Videos are compared by their advantages and not by their sums of scores, whose order the
+/// reward with the largest scale decides even if the rewards are normalised apart.
 fn clear_all_but_best_and_worst(advantages: &mut [f64], has_score: &[bool], rows: &[u64], best_of: usize) {
     let mut positions_by_row: BTreeMap<u64, Vec<usize>> = BTreeMap::new();
     rows.iter().enumerate().for_each(|(i, row)| positions_by_row.entry(*row).or_default().push(i));
     for positions in positions_by_row.values() {
         let row_advantages: Vec<Option<f64>> =
             positions.iter().map(|i| has_score[*i].then_some(advantages[*i])).collect();
-        let chosen = best_and_worst(&row_advantages, best_of);
+        let chosen_indices = best_and_worst(&row_advantages, best_of);
         for (i, position) in positions.iter().enumerate() {
-            if !chosen.contains(&i) {
+            if !chosen_indices.contains(&i) {
                 advantages[*position] = 0.0;
             }
         }

@@ -39,7 +39,7 @@ pub struct SdeStep {
     velocity_factor: f64,
     std: f64,
     /// The noise scale g; for `cps` the standard deviation.
-    level: f64,
+    noise_scale: f64,
     /// The root of the step's length: h.
     root: f64,
 }
@@ -47,8 +47,8 @@ pub struct SdeStep {
 impl SdeKind {
     /// Fails unless `eta` is finite and at least 0; for `cps` it must also be at most 1.
     pub fn check(self, eta: f64) -> Result<()> {
-        let most = if self == Self::Cps { 1.0 } else { f64::INFINITY };
-        if eta.is_finite() && (0.0..=most).contains(&eta) {
+        let max_eta = if self == Self::Cps { 1.0 } else { f64::INFINITY };
+        if eta.is_finite() && (0.0..=max_eta).contains(&eta) {
             return Ok(());
         }
         let expected = if self == Self::Cps { "must lie within 0 and 1" } else { "must be a number of at least 0" };
@@ -63,8 +63,8 @@ impl SdeStep {
         Self::limited(kind, eta, f64::INFINITY, sigmas, i)
     }
 
-    /// As [`SdeStep::new`], with a standard deviation of at most `limit`. Without it, g may ask for more noise near
-    /// pure noise than the next level has.
+    /// As [`SdeStep::new`], with a standard deviation of at most `limit`. Without a limit, g may ask for more noise
+    /// near pure noise than the next level has.
     pub fn limited(kind: SdeKind, eta: f64, limit: f64, sigmas: &[f32], i: usize) -> Result<Self> {
         kind.check(eta)?;
         let (Some(&s), Some(&next)) = (sigmas.get(i), sigmas.get(i + 1)) else {
@@ -87,24 +87,25 @@ impl SdeStep {
                 latents_factor: data_factor + noise_factor,
                 velocity_factor: noise_factor * (1.0 - s) - data_factor * s,
                 std,
-                level: std,
+                noise_scale: std,
                 root,
             });
         }
-        let (second, last) = (f64::from(sigmas[1]), f64::from(sigmas[sigmas.len() - 1]));
-        let unlimited = match kind {
-            SdeKind::Sde => eta * (s / (1.0 - if s == 1.0 { second } else { s })).sqrt(),
-            SdeKind::Wan => last + (second - last) * s,
+        let (second_level, last_level) = (f64::from(sigmas[1]), f64::from(sigmas[sigmas.len() - 1]));
+        let unlimited_scale = match kind {
+            SdeKind::Sde => eta * (s / (1.0 - if s == 1.0 { second_level } else { s })).sqrt(),
+            SdeKind::Wan => last_level + (second_level - last_level) * s,
+            // `Cps` has returned above.
             SdeKind::Dance | SdeKind::Cps => eta,
         };
-        let level = unlimited.min(limit / root);
-        let drift = level * level / (2.0 * s);
+        let noise_scale = unlimited_scale.min(limit / root);
+        let drift = noise_scale * noise_scale / (2.0 * s);
         Ok(Self {
             kind,
             latents_factor: 1.0 + drift * dt,
             velocity_factor: (1.0 + drift * (1.0 - s)) * dt,
-            std: level * root,
-            level,
+            std: noise_scale * root,
+            noise_scale,
             root,
         })
     }
@@ -125,8 +126,8 @@ impl SdeStep {
     }
 
     /// The noise scale g; for `cps` the standard deviation.
-    pub fn level(&self) -> f64 {
-        self.level
+    pub fn noise_scale(&self) -> f64 {
+        self.noise_scale
     }
 
     /// The root of the step's length: h.
@@ -136,7 +137,7 @@ impl SdeStep {
 
     /// Whether the step has noise. Without noise it has no log-probability.
     pub fn is_stochastic(&self) -> bool {
-        self.level > 0.0
+        self.noise_scale > 0.0
     }
 
     /// The variance in the log-probability, which is `-mean((x' - mean)^2) / (2 variance)` plus a constant. It is std^2
@@ -148,8 +149,8 @@ impl SdeStep {
         }
     }
 
-    /// The inverse of the step's own scale in d log p / d v, which is `b std z / variance`. It is `variance / (std
-    /// |b|)`, for Gaussians `std / |b|` (Flash-GRPO, arXiv:2605.15980).
+    /// The factor that removes the step's own scale from the gradient `d log p / d v = b std z / variance`:
+    /// `variance / (std |b|)`, which is `std / |b|` for Gaussians (Flash-GRPO, arXiv:2605.15980).
     pub fn rescale(&self) -> f64 {
         self.variance() / (self.std * self.velocity_factor.abs())
     }

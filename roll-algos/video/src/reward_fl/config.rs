@@ -213,14 +213,14 @@ impl RewardFlConfig {
     /// A plan that trains the whole window, by this sampler.
     fn plan_with(&self, sampler: Sampler, facts: ScheduleFacts) -> Result<RolloutPlan> {
         check_ranges("algo", self)?;
-        let levels = SamplingOptions {
+        let options = SamplingOptions {
             num_inference_steps: self.num_inference_steps,
             timesteps: self.timesteps.clone(),
             shift: self.shift,
             sampler,
             ..SamplingOptions::default()
         };
-        let schedule = levels.schedule(facts).in_section("algo")?;
+        let schedule = options.schedule(facts).in_section("algo")?;
         self.check_steps()?;
         let guidance = Guidance::new(self.guidance_scale, self.guidance_gradient, facts).in_section("algo")?;
         let (mid, last) = (self.mid_timestep, self.final_timestep);

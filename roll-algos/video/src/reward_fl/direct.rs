@@ -10,7 +10,8 @@
 //!
 //! A sample has two steps between a drawn noise level and the level that lies `step` below it. The first step denoises:
 //! its score is `(1 + k) r(wanted) - r(unwanted)`. The second step inverts the first: its score is
-//! `(1 + k) r(unwanted) - r(wanted)`.
+//! `(1 + k) r(unwanted) - r(wanted)`. k depends on the noise level: `denoise_discount` for the first step,
+//! `inversion_discount` for the second.
 
 use std::collections::BTreeMap;
 use std::sync::Once;
@@ -50,7 +51,7 @@ pub struct DirectStep {
 
 impl Direct {
     /// Restricts the plan to the steps whose noise level, and the level below it, suit a step with known noise. Fails
-    /// if there is no such step, or if both words are equal.
+    /// if there is no such step, or if `wanted` and `unwanted` are the same word.
     pub(super) fn restricted(&self, plan: RolloutPlan, facts: ScheduleFacts) -> Result<RolloutPlan> {
         if self.wanted.trim() == self.unwanted.trim() {
             let problem = format!("expected another word than `wanted`, found `{}` for both", self.wanted);
@@ -67,8 +68,8 @@ impl Direct {
             let is_trained = FlowSchedule::between(low, high).is_trained(0, facts);
             has_data && has_noise && is_trained
         };
-        let chosen: Vec<usize> = plan.acting.iter().copied().filter(fits).collect();
-        if chosen.is_empty() {
+        let fitting_steps: Vec<usize> = plan.acting.iter().copied().filter(fits).collect();
+        if fitting_steps.is_empty() {
             let problem = format!(
                 "expected steps that are trained at noise levels above {} and below 1, where the level that is {0} \
                  lower is also one of a trained expert, found none: let `mid_timestep` and `final_timestep` include some",
@@ -76,7 +77,7 @@ impl Direct {
             );
             return Err(Error::config("algo.trained_steps.direct.step", problem));
         }
-        Ok(plan.training(chosen))
+        Ok(plan.training(fitting_steps))
     }
 
     /// The starts of both steps at the noise level of step `i`, for the rollout that led from `noise` to `data`.
@@ -104,14 +105,14 @@ impl Direct {
     /// began with.
     pub fn steps(&self, high: Sigma, relative_level: f64, noise: &Tensor) -> [DirectStep; STEPS] {
         let low = Sigma(high.0 - self.step);
-        let interpolated = |[at_lowest, at_highest]: [f64; 2]| at_lowest + relative_level * (at_highest - at_lowest);
+        let k = |[at_lowest, at_highest]: [f64; 2]| at_lowest + relative_level * (at_highest - at_lowest);
         let step = |at, to, factors| {
             let prompt_prefixes = [self.wanted.clone(), self.unwanted.clone()];
             DirectStep { at, to, factors, prompt_prefixes, noise: noise.clone() }
         };
         [
-            step(high, low, [1.0 + interpolated(self.denoise_discount), -1.0]),
-            step(low, high, [-1.0, 1.0 + interpolated(self.inversion_discount)]),
+            step(high, low, [1.0 + k(self.denoise_discount), -1.0]),
+            step(low, high, [-1.0, 1.0 + k(self.inversion_discount)]),
         ]
     }
 }
@@ -153,7 +154,7 @@ impl DirectStep {
             match Measured::of(video, &prompted, target, reward, Grad::Record)? {
                 Measured::Skipped(reason) => return Ok(Measured::Skipped(reason)),
                 Measured::Score { value, details, pullback } => {
-                    if i == 0 {
+                    if name == "wanted" {
                         all_details.extend(details);
                     }
                     all_details.insert(name.to_string(), value);

@@ -31,7 +31,7 @@ impl RewardFlConfig {
                 plan.trained[0]
             ));
         }
-        // Steps of a frozen expert after it.
+        // Steps of a frozen expert after the first step with trainable parameters.
         let frozen: Vec<usize> = plan.trained.iter().copied().filter(|i| !plan.acting.contains(i)).collect();
         if !frozen.is_empty() {
             warnings.push(format!(
@@ -57,11 +57,11 @@ impl RewardFlConfig {
         };
         let experts = facts.boundary.map(|boundary| {
             let are_both_trained = facts.trained.low.0 < boundary && boundary < facts.trained.high.0;
-            let other = if are_both_trained { ", and the parameters of the other stay as they are" } else { "" };
+            let on_other = if are_both_trained { ", and the parameters of the other stay as they are" } else { "" };
             let high = trained.iter().filter(|i| schedule.expert_level(**i) >= Sigma(boundary)).count();
             match (high, trained.len() - high) {
-                (0, _) => format!("; all of the low-noise expert{other}"),
-                (_, 0) => format!("; all of the high-noise expert{other}"),
+                (0, _) => format!("; all of the low-noise expert{on_other}"),
+                (_, 0) => format!("; all of the high-noise expert{on_other}"),
                 (high, low) => format!("; {high} of the high-noise expert, {low} of the low-noise expert"),
             }
         });
@@ -99,7 +99,7 @@ impl RewardFlConfig {
     }
 }
 
-/// The warning if both experts are under training and none of the trained steps `acting` uses one of them.
+/// The warning if both experts are under training, but one expert is used in none of the trained steps `acting`.
 fn idle_expert(schedule: &FlowSchedule, acting: &[usize], facts: ScheduleFacts) -> Option<String> {
     let boundary = Sigma(facts.boundary?);
     let is_high = |i: &usize| schedule.expert_level(*i) >= boundary;

@@ -57,8 +57,8 @@ pub(super) struct Similarity {
 }
 
 impl Similarity {
-    /// Ends the current leap at the rollout's `latents`, and begins one from there over `delta` noise levels along
-    /// `velocity`.
+    /// Ends the current leap at the rollout's `latents`, and begins one from there along `velocity`. `delta` is the
+    /// noise level at which the new leap lands, minus the noise level of `latents`.
     pub(super) fn begin_leap(&mut self, latents: &Tensor, delta: f32, velocity: &Tensor) -> Result<()> {
         self.end_leap(latents)?;
         self.landing = Some(axpy(latents, delta, velocity)?);

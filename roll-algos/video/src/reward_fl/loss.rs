@@ -24,9 +24,10 @@ impl Loss {
         let weight = similarity * config.reward_weight;
         let reward = (score - config.reward_mean) / config.reward_std;
         let bound = config.reward_clip.unwrap_or(f64::INFINITY);
-        // `clamp` alone would not do: NaN must stay NaN.
-        let clipped = if reward.abs() > bound { bound.copysign(reward) } else { reward };
-        let slope = if reward.abs() > bound { 0.0 } else { 1.0 / config.reward_std };
+        // False for NaN, so that NaN stays NaN.
+        let is_clipped = reward.abs() > bound;
+        let clipped = if is_clipped { bound.copysign(reward) } else { reward };
+        let slope = if is_clipped { 0.0 } else { 1.0 / config.reward_std };
         Self { value: -weight * clipped + config.kl_weight * kl, d_score: -weight * slope, d_kl: config.kl_weight }
     }
 }

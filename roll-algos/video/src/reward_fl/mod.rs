@@ -197,7 +197,7 @@ impl RewardFl {
 
         let StepState { split, mut watch, tally, mut outcome, .. } = state;
         watch.begin(OPTIMIZER, Some("updating parameters"))?;
-        let (own_samples, on_nonfinite, mut norms) = (tally.counted(), self.config.on_nonfinite, None);
+        let (own_samples, on_nonfinite, mut norms) = (tally.total_fraction(), self.config.on_nonfinite, None);
         // The norms are measured just before the update.
         let update = update::finish(ctx, own_samples, &mut outcome.nonfinite, on_nonfinite, |ranks, all_samples| {
             norms = split.map(|split| split.norms(ranks, all_samples)).transpose()?;
@@ -290,10 +290,10 @@ impl RewardFl {
         let negative = plan.guidance.is_on().then_some(self.config.negative_prompt.as_str());
         let conditions = self.prepared.conditions(diffusion(ctx.model)?, sample, negative)?;
         let noise = ctx.noise.latents(ctx.step, key, &conditions.prompt.latent_shape)?;
-        let unrecorded = |plan: &RolloutPlan, noise: &Tensor| -> Result<Tensor> {
+        let unrecorded_latents = |plan: &RolloutPlan, noise: &Tensor| -> Result<Tensor> {
             Ok(rollout(diffusion(ctx.model)?, &conditions, noise, plan, Grad::Skip, watch)?.latents)
         };
-        let starts = self.config.trained_steps.starts(plan, noise, ctx.noise, [ctx.step, key], unrecorded)?;
+        let starts = self.config.trained_steps.starts(plan, noise, ctx.noise, [ctx.step, key], unrecorded_latents)?;
         Ok((conditions, starts))
     }
 

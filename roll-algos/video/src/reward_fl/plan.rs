@@ -15,8 +15,8 @@ pub struct RolloutPlan {
     pub sampler: Sampler,
     /// Classifier-free guidance of the velocities.
     pub guidance: Guidance,
-    /// Indices of the steps with gradient, ascending. The first of them has trainable parameters, because earlier steps
-    /// cannot contribute to the gradient. Later ones may be steps of a frozen expert.
+    /// Indices of the steps with gradient, ascending. The first is a step with trainable parameters, because the
+    /// gradient goes no further back. Later ones may be steps of a frozen expert.
     pub trained: Vec<usize>,
     /// Trained steps that have trainable parameters. The KL is a mean over these steps only, because a frozen expert
     /// does not diverge from itself: its zeros would reduce the KL and thereby the pull towards the reference.
@@ -82,7 +82,7 @@ impl RolloutPlan {
     }
 }
 
-/// How the gradient passes back through the trained steps. The latents are always the latents of the rollout.
+/// How the gradient passes back through the trained steps. It never changes the latents of the rollout.
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 pub enum Adjoint {
     /// The chain rule. The velocities of steps that are not trained are constants.

@@ -85,8 +85,8 @@ impl Tally {
         self.clamped += values.iter().filter(|v| v.abs() >= 1.0).count() as u64;
     }
 
-    /// Joins the tallies of all ranks in the order of the ranks, which is the order of the samples. Metrics are then
-    /// equal to the metrics of one rank with all samples.
+    /// Joins the tallies of all ranks in the order of the ranks, which is the order of the samples. The metrics of
+    /// the joined tally equal those of one rank with all samples.
     pub(super) fn joined(&self, ranks: &dyn Communicator) -> Result<Self> {
         let mut all = Self::default();
         for tally in communicator::join(ranks, self)? {
@@ -97,15 +97,15 @@ impl Tally {
         Ok(all)
     }
 
-    /// The number of samples with a score. A sample counts by the fraction of its videos that have a score.
-    pub(super) fn counted(&self) -> f64 {
+    /// The total weight of the scored samples: the sum of their fractions.
+    pub(super) fn total_fraction(&self) -> f64 {
         self.scored.iter().map(|scored| scored.fraction).sum()
     }
 
     /// The metrics of the step: the number of samples with a score, means over these samples, and the fraction of
     /// clamped values.
     pub(super) fn metrics(&self) -> BTreeMap<String, f64> {
-        let n = self.counted();
+        let total_fraction = self.total_fraction();
         let mut metrics = BTreeMap::from([("actor/samples".to_string(), self.scored.len() as f64)]);
         if self.values > 0 {
             metrics.insert("actor/clamped_fraction".into(), self.clamped as f64 / self.values as f64);
@@ -113,7 +113,7 @@ impl Tally {
         for scored in &self.scored {
             let kl = scored.kl.map(|kl| ("actor/kl_loss", kl));
             for (name, value) in [("actor/loss", scored.loss), (SCORE, scored.score)].into_iter().chain(kl) {
-                *metrics.entry(name.into()).or_default() += scored.fraction * value / n;
+                *metrics.entry(name.into()).or_default() += scored.fraction * value / total_fraction;
             }
         }
         // The mean over the samples that have a loss on their clip, weighted by their fractions.

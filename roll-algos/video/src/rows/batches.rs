@@ -106,8 +106,8 @@ impl Batches {
         (first..first + self.per_rank as u64).map(|position| self.row(position)).collect()
     }
 
-    /// The prompts of this rank's samples from step `step` on: of whole steps, at least one, that have `count` samples
-    /// together. Rows without a prompt are left out.
+    /// The prompts of this rank's samples from step `step` on: of the fewest whole steps, at least one, that have
+    /// `count` samples together. Rows without a prompt are left out.
     pub fn prompts(&mut self, step: u64, count: usize) -> Vec<String> {
         let steps = count.div_ceil(self.per_rank).max(1) as u64;
         let indices: Vec<usize> = (step..step.saturating_add(steps)).flat_map(|step| self.indices(step)).collect();
@@ -120,7 +120,7 @@ impl Batches {
     pub fn batch(&mut self, step: u64) -> Result<Batch> {
         let rows = self.indices(step);
         let samples = self.prefetch.take(&self.dataset, &rows)?;
-        // Steps from `step + 1` on are pending already.
+        // The first `prefetch.len()` steps after `step` are pending already.
         for pending in self.prefetch.len() as u64..self.dataset.config().prefetch as u64 {
             let next = step + 1 + pending;
             if next < self.end {
@@ -173,6 +173,7 @@ impl Batches {
             let order = self.noise.permutation(pass | 1 << 63, batches.len());
             return order.into_iter().flat_map(|i| std::mem::take(&mut batches[i])).collect();
         }
+        // Without shuffling, the micro-batches follow the order of the rows, not of the shapes.
         batches.sort();
         batches.concat()
     }

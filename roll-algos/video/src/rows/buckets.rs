@@ -34,7 +34,7 @@ impl Bucket {
             Some(picture) if config.height.is_none() => probe(picture, config.decoder)?.size,
             _ => DEFAULT_SIZE,
         };
-        fitted(size, config.num_frames, config, unit).map_err(|problem| match picture {
+        fitted_bucket(size, config.num_frames, config, unit).map_err(|problem| match picture {
             Some(picture) => Error::bad_file(picture, problem),
             None => Error::config("data.max_pixels", problem),
         })
@@ -43,10 +43,10 @@ impl Bucket {
 
 /// The shape of the samples of a row, and the length of its clip.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Available {
+pub(crate) struct RowShape {
     pub bucket: Bucket,
     /// Number of frames of the clip at the rate `data.fps`.
-    pub frames: usize,
+    pub clip_frames: usize,
 }
 
 /// Whether the configuration uses buckets.
@@ -54,14 +54,14 @@ pub(crate) fn are_wanted(config: &DataConfig) -> bool {
     !config.bucket_ratios.is_empty() || !config.bucket_frames.is_empty()
 }
 
-/// The shape of each row. A row that cannot be read is `None` if such rows are skipped, and otherwise an error.
-pub(crate) fn assign(metadata: &Metadata, config: &DataConfig, unit: VideoUnit) -> Result<Vec<Option<Available>>> {
-    let available = |row: &MetadataRow| -> Result<Option<Available>> {
+/// The [`RowShape`] of each row. A row that cannot be read is `None` if such rows are skipped, and otherwise an error.
+pub(crate) fn assign(metadata: &Metadata, config: &DataConfig, unit: VideoUnit) -> Result<Vec<Option<RowShape>>> {
+    let row_shape = |row: &MetadataRow| -> Result<Option<RowShape>> {
         let found = match &row.video {
             Some(video) => probe(video, config.decoder)
-                .and_then(|probed| bucket(&probed, config, unit).map_err(|problem| Error::bad_file(video, problem))),
+                .and_then(|probed| shape_of_clip(&probed, config, unit).map_err(|e| Error::bad_file(video, e))),
             None => Bucket::without_clip(config, row.image.as_deref(), unit)
-                .map(|bucket| Available { frames: bucket.frames, bucket }),
+                .map(|bucket| RowShape { clip_frames: bucket.frames, bucket }),
         };
         match found {
             Ok(found) => Ok(Some(found)),
@@ -69,18 +69,23 @@ pub(crate) fn assign(metadata: &Metadata, config: &DataConfig, unit: VideoUnit) 
             Err(error) => Err(error).while_doing(|| format!("reading {}", metadata.location(row))),
         }
     };
-    metadata.rows.par_iter().map(available).collect()
+    metadata.rows.par_iter().map(row_shape).collect()
 }
 
-/// The bucket of a clip: the nearest of the configured ratios, and the largest of the configured lengths that the clip
-/// has. Fails if the clip is smaller than the model's unit.
-pub(crate) fn bucket(clip: &Probed, config: &DataConfig, unit: VideoUnit) -> Result<Available, String> {
-    let frames = config.fps.map_or(clip.frames, |fps| clip.frames_at(fps));
-    Ok(Available { bucket: fitted(clip.size, frames, config, unit)?, frames })
+/// The bucket and the length of a clip. The bucket has the nearest of the configured ratios, and the largest of the
+/// configured lengths that the clip has. Fails if the clip is smaller than the model's unit.
+pub(crate) fn shape_of_clip(clip: &Probed, config: &DataConfig, unit: VideoUnit) -> Result<RowShape, String> {
+    let clip_frames = config.fps.map_or(clip.frames, |fps| clip.frames_at(fps));
+    Ok(RowShape { bucket: fitted_bucket(clip.size, clip_frames, config, unit)?, clip_frames })
 }
 
 /// The bucket of a video of this size, `[height, width]`, and number of frames.
-fn fitted(video_size: [usize; 2], frames: usize, config: &DataConfig, unit: VideoUnit) -> Result<Bucket, String> {
+fn fitted_bucket(
+    video_size: [usize; 2],
+    frames: usize,
+    config: &DataConfig,
+    unit: VideoUnit,
+) -> Result<Bucket, String> {
     let video_ratio = video_size[1] as f64 / video_size[0] as f64;
     let distance = |ratio: &f64| (ratio / video_ratio).ln().abs();
     let nearest = config.bucket_ratios.iter().copied().min_by(|a, b| distance(a).total_cmp(&distance(b)));
@@ -117,7 +122,8 @@ mod tests {
             max_pixels: 480 * 832,
             ..DataConfig::default()
         };
-        let of = |size, frames| bucket(&Probed { size, frames, fps: 24.0 }, &config, UNIT).map(|found| found.bucket);
+        let of =
+            |size, frames| shape_of_clip(&Probed { size, frames, fps: 24.0 }, &config, UNIT).map(|found| found.bucket);
         let wide = Bucket { frames: 81, size: [464, 832] };
         assert_eq!(of([1080, 1920], 200), Ok(wide));
         assert_eq!(of([1080, 1800], 80), Ok(Bucket { frames: 49, ..wide }));
@@ -125,8 +131,8 @@ mod tests {
         // Shorter than all lengths: the clip keeps its own.
         assert_eq!(of([700, 710], 12), Ok(Bucket { frames: 9, size: [624, 624] }));
         let slow = DataConfig { fps: Some(12.0), ..config };
-        let found = bucket(&Probed { size: [9, 16], frames: 99, fps: 24.0 }, &slow, UNIT).unwrap();
-        assert_eq!((found.bucket.frames, found.frames), (49, 50));
+        let found = shape_of_clip(&Probed { size: [9, 16], frames: 99, fps: 24.0 }, &slow, UNIT).unwrap();
+        assert_eq!((found.bucket.frames, found.clip_frames), (49, 50));
     }
 
     #[test]
@@ -136,7 +142,8 @@ mod tests {
             max_pixels: 480 * 832,
             ..DataConfig::default()
         };
-        let of = |size| bucket(&Probed { size, frames: 17, fps: 24.0 }, &config, UNIT).map(|found| found.bucket.size);
+        let of =
+            |size| shape_of_clip(&Probed { size, frames: 17, fps: 24.0 }, &config, UNIT).map(|found| found.bucket.size);
         assert_eq!(of([500, 510]), Ok([496, 496]));
         assert_eq!(of([144, 256]), Ok([144, 256]));
         assert_eq!(of([256, 144]), Ok([256, 144]));
@@ -150,13 +157,13 @@ mod tests {
     #[test]
     fn without_bucket_ratios_clips_keep_their_ratio() {
         let config = DataConfig { bucket_frames: vec![5], max_pixels: 32 * 48, ..DataConfig::default() };
-        let of = |size| bucket(&Probed { size, frames: 9, fps: 8.0 }, &config, UNIT).map(|found| found.bucket);
+        let of = |size| shape_of_clip(&Probed { size, frames: 9, fps: 8.0 }, &config, UNIT).map(|found| found.bucket);
         assert_eq!(of([40, 70]), Ok(Bucket { frames: 5, size: [16, 48] }));
         assert!(of([4, 4]).is_err());
         let unit = VideoUnit { height: 32, width: 32, frames: 8 };
         let probed = Probed { size: [72, 144], frames: 16, fps: 8.0 };
         let roomy = DataConfig { bucket_ratios: vec![2.0], num_frames: 81, ..DataConfig::default() };
-        let found = bucket(&probed, &roomy, unit).map(|found| found.bucket);
+        let found = shape_of_clip(&probed, &roomy, unit).map(|found| found.bucket);
         assert_eq!(found, Ok(Bucket { frames: 9, size: [64, 128] }));
     }
 }

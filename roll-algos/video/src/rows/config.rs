@@ -212,11 +212,11 @@ impl DataConfig {
 
     /// Returns a note if the model's unit reduces the frames of a clip to fewer than `num_frames`.
     pub fn unit_note(&self, unit: VideoUnit) -> Option<String> {
-        let taken = unit.frames_within(self.num_frames);
-        (taken != self.num_frames).then(|| {
+        let usable_frames = unit.frames_within(self.num_frames);
+        (usable_frames != self.num_frames).then(|| {
             format!(
-                "`data.num_frames: {}`: at most {taken} frames of a clip are used; the model takes one more than a \
-                 multiple of {}",
+                "`data.num_frames: {}`: at most {usable_frames} frames of a clip are used; the model takes one more \
+                 than a multiple of {}",
                 self.num_frames, unit.frames
             )
         })

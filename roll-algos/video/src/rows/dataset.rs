@@ -39,10 +39,10 @@ impl Dataset {
         let (has_buckets, has_windows) = (buckets::are_wanted(config), config.windows != Windows::Head);
         let mut buckets = None;
         if has_buckets || has_windows {
-            let frames_by_row = buckets::assign(&metadata, config, unit)?;
+            let shapes_of_clips = buckets::assign(&metadata, config, unit)?;
             // From here on, the metadata has one row per window.
-            let frames_by_window = metadata.divide(config.windows, frames_by_row, unit)?;
-            let bucket_by_window = frames_by_window.into_iter().map(|frames| frames.map(|available| available.bucket));
+            let shapes_of_windows = metadata.divide(config.windows, shapes_of_clips, unit)?;
+            let bucket_by_window = shapes_of_windows.into_iter().map(|shape| shape.map(|shape| shape.bucket));
             buckets = has_buckets.then(|| bucket_by_window.collect());
         }
         let cache = Mutex::new(Cache { limit: config.cache_bytes, ..Cache::default() });

@@ -2,7 +2,7 @@
 
 use roll_core::{Error, Result, VideoUnit};
 
-use super::buckets::Available;
+use super::buckets::RowShape;
 use super::config::Windows;
 use super::metadata::{Metadata, MetadataRow, Window};
 
@@ -10,10 +10,10 @@ use super::metadata::{Metadata, MetadataRow, Window};
 const MAX_WINDOWS: usize = 1 << 16;
 
 impl Windows {
-    /// The first frame of each window of `length` frames in a clip of `available` frames. There is one window if the
-    /// clip is not longer than a window.
-    fn starts(self, available: usize, length: usize) -> Vec<usize> {
-        let last = available.saturating_sub(length);
+    /// The first frame of each window of `window_frames` in a clip of `clip_frames`. There is one window if the clip is
+    /// not longer than a window.
+    fn starts(self, clip_frames: usize, window_frames: usize) -> Vec<usize> {
+        let last = clip_frames.saturating_sub(window_frames);
         let mut starts: Vec<usize> = match self {
             Self::Head => vec![0],
             Self::Uniform(count) => {
@@ -31,21 +31,21 @@ impl Windows {
 
 impl Metadata {
     /// Divides clips into windows. The row of each clip that is longer than its sample, by at least the model's unit,
-    /// is replaced by one row per window. `available` has an entry for each row before the division, the result has one
+    /// is replaced by one row per window. `shapes` has an entry for each row before the division, the result has one
     /// for each row after it.
     pub(crate) fn divide(
         &mut self,
         windows: Windows,
-        available: Vec<Option<Available>>,
+        shapes: Vec<Option<RowShape>>,
         unit: VideoUnit,
-    ) -> Result<Vec<Option<Available>>> {
-        let (mut rows, mut available_of_rows) = (Vec::new(), Vec::new());
-        for (row, found) in std::mem::take(&mut self.rows).into_iter().zip(available) {
-            let frames = found.map_or(0, |found| found.bucket.frames);
-            // Fewer frames than the unit are no reason for windows, which would be nearly the same.
-            let length_if_longer =
-                found.map(|found| found.frames).filter(|length| unit.frames_within(*length) > frames);
-            let starts = length_if_longer.map_or(vec![0], |length| windows.starts(length, frames));
+    ) -> Result<Vec<Option<RowShape>>> {
+        let (mut rows, mut shapes_of_rows) = (Vec::new(), Vec::new());
+        for (row, shape) in std::mem::take(&mut self.rows).into_iter().zip(shapes) {
+            let frames = shape.map_or(0, |shape| shape.bucket.frames);
+            // The windows of a clip that is longer by less than the unit would be nearly the same.
+            let frames_if_longer =
+                shape.map(|shape| shape.clip_frames).filter(|clip_frames| unit.frames_within(*clip_frames) > frames);
+            let starts = frames_if_longer.map_or(vec![0], |clip_frames| windows.starts(clip_frames, frames));
             if starts.len() > MAX_WINDOWS {
                 let problem = format!("more than {MAX_WINDOWS} windows in {}; choose fewer", self.location(&row));
                 return Err(Error::config("data.windows", problem));
@@ -57,11 +57,11 @@ impl Metadata {
                     rows.push(MetadataRow { window: Some(Window { number, first, frames }), ..row.clone() });
                 }
             }
-            // All rows of a clip have its entry.
-            available_of_rows.resize(rows.len(), found);
+            // Each row of a clip has the clip's entry.
+            shapes_of_rows.resize(rows.len(), shape);
         }
         self.rows = rows;
-        Ok(available_of_rows)
+        Ok(shapes_of_rows)
     }
 }
 

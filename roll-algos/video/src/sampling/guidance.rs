@@ -87,7 +87,7 @@ impl Guidance {
         self.scale.is_on()
     }
 
-    /// The scale at a noise level.
+    /// The scale at the noise level of `timestep`.
     pub fn at(&self, timestep: Timestep) -> f64 {
         match self.boundary {
             Some(boundary) if timestep.uses_low_noise(boundary) => self.scale.low,

@@ -49,7 +49,7 @@ fn key(sample: &Sample) -> (u64, String) {
 }
 
 /// Does the steps of the high-noise expert for `sample` and for the upcoming samples of the context, so that experts
-/// that take turns on the device are changed once for all of them. Returns the latents of `sample`.
+/// that take turns on the device are changed once for all these samples. Returns the latents of `sample`.
 fn begin_with_upcoming(
     generation: &Generation<'_>,
     prepared: &mut Prepared,

@@ -83,7 +83,7 @@ impl Measured {
 }
 
 /// Pulls `d_score`, d loss / d score, back through the reward and the decoder. Returns the cotangent of the latents.
-pub(crate) fn pull_frames(score: Pullback, decode: Option<Pullback>, d_score: f64) -> Result<Tensor> {
-    let d_frames = score.pull(&Tensor::scalar(d_score as f32))?;
-    decode.ok_or_else(|| AlgorithmError::NoPullback { what: "the decoder".into() })?.pull(&d_frames)
+pub(crate) fn pull_frames(pull_score: Pullback, pull_decode: Option<Pullback>, d_score: f64) -> Result<Tensor> {
+    let d_frames = pull_score.pull(&Tensor::scalar(d_score as f32))?;
+    pull_decode.ok_or_else(|| AlgorithmError::NoPullback { what: "the decoder".into() })?.pull(&d_frames)
 }

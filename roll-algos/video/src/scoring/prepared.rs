@@ -22,7 +22,7 @@ pub(crate) struct Prepared {
     conditionings: SampleCache<Conditioning>,
     targets: SampleCache<PreparedTarget>,
     /// The embedding of the negative prompt, which all samples share.
-    negative: Option<Tensor>,
+    negative_context: Option<Tensor>,
     /// Latents after the steps of the high-noise expert, for samples that are about to be evaluated. The key is index
     /// and origin of the sample.
     pub(super) high_noise_latents: BTreeMap<(u64, String), Tensor>,
@@ -39,7 +39,7 @@ pub(crate) enum PreparedTarget {
 impl Default for Prepared {
     fn default() -> Self {
         let (conditionings, targets) = (SampleCache::new(CONDITIONING_BYTES), SampleCache::new(TARGET_BYTES));
-        Self { conditionings, targets, negative: None, high_noise_latents: BTreeMap::new() }
+        Self { conditionings, targets, negative_context: None, high_noise_latents: BTreeMap::new() }
     }
 }
 
@@ -53,10 +53,10 @@ impl Prepared {
         negative_prompt: Option<&str>,
     ) -> Result<Conditions> {
         let conditioning = self.conditionings.get_or_insert(sample, || model.encode(&input(sample)?))?;
-        if let (Some(prompt), None) = (negative_prompt, &self.negative) {
-            self.negative = Some(negative_context(model, input(sample)?, prompt)?);
+        if let (Some(prompt), None) = (negative_prompt, &self.negative_context) {
+            self.negative_context = Some(negative_context(model, input(sample)?, prompt)?);
         }
-        Ok(Conditions::new(&conditioning, negative_prompt.and(self.negative.clone())))
+        Ok(Conditions::new(&conditioning, negative_prompt.and(self.negative_context.clone())))
     }
 
     /// Returns the prepared reference of a sample for the reward of training. It is prepared once, as long as the cache
@@ -74,14 +74,14 @@ impl Prepared {
 impl PreparedTarget {
     /// Prepares the reference of a sample. A reference with nothing to compare with is not an error here, because the
     /// reward's policy for missing scores applies later. A sample without a reference gets a target with its columns
-    /// only.
+    /// only, and is an error if the reward reads the reference.
     pub(crate) fn new(reward: &mut dyn RewardScorer, sample: &Sample, reference: Reference) -> Result<Self> {
-        let reference = match reference_video(sample, reference)? {
-            Some(reference) => reference,
+        let video = match reference_video(sample, reference)? {
+            Some(video) => video,
             None if reward.reads_reference() => sample.clip()?.clone(),
             None => return Ok(Self::Target(Target { columns: sample.columns.clone(), ..Target::default() })),
         };
-        match reward.prepare(&reference) {
+        match reward.prepare(&video) {
             Ok(target) => Ok(Self::Target(Target { columns: sample.columns.clone(), ..target })),
             Err(error) => match error.missing_reason() {
                 Some(reason) => Ok(Self::Missing(reason.into())),

@@ -171,8 +171,8 @@ impl DeclaredSection for EvaluationConfig {
     const NAME: &'static str = "evaluation";
     const COMPONENTS: &'static [(&'static str, Kind)] = &[("check", Kind::Reward)];
 
-    /// Makes maps of the texts among `evaluation.prompts`: prompts without pictures. `evaluation.check: null` becomes
-    /// the empty list.
+    /// Turns each text in `evaluation.prompts` into a map with the key `prompt`. `evaluation.check: null` becomes the
+    /// empty list.
     fn normalize(section: &mut Json) {
         if let Some(check @ Json::Null) = section.get_mut("check") {
             *check = Json::Array(Vec::new());

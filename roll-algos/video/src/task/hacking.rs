@@ -4,7 +4,7 @@
 //! compared with the score of the same clip before training. [`Effect`] decides whether scores rise or fall. Hacking is
 //! suspected if the reward rises and at least one check falls.
 
-use roll_train::results::scores::{Change, Effect, Results, change, judged_set, of};
+use roll_train::results::scores::{self, Change, Effect, Results, change, judged_set};
 use roll_train::statistics::Gain;
 
 /// The gains since the evaluation before training.
@@ -12,7 +12,7 @@ use roll_train::statistics::Gain;
 pub struct Verdict {
     /// Gain of the trained reward, if it rises.
     pub rises: Option<Gain>,
-    /// Losses of the checks that fall, by label.
+    /// The checks that fall: label and (negative) gain.
     pub falling: Vec<(String, Gain)>,
 }
 
@@ -20,7 +20,7 @@ impl Verdict {
     /// Compares two evaluations whose checks have these labels.
     pub fn of(before: &Results, after: &Results, labels: &[String]) -> Self {
         let set = judged_set(before);
-        let change_at = |position: usize| change(of(before, set?), of(after, set?), position);
+        let change_at = |position: usize| change(scores::of(before, set?), scores::of(after, set?), position);
         // The trained reward comes first, then the sum of several checks.
         let first_check = if labels.len() == 1 { 1 } else { 2 };
         let falls = |(i, label): (usize, &String)| {

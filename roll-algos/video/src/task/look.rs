@@ -86,13 +86,13 @@ fn list_sizes(sizes: &BTreeMap<[usize; 2], usize>, found: &mut Listing) {
     if sizes.is_empty() {
         return;
     }
-    let mut named: Vec<_> = sizes.iter().collect();
-    named.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
-    let more = named.len().saturating_sub(MAX_SIZES);
+    let mut by_count: Vec<_> = sizes.iter().collect();
+    by_count.sort_by_key(|(_, count)| std::cmp::Reverse(**count));
+    let more = by_count.len().saturating_sub(MAX_SIZES);
     let shown =
-        named.iter().take(MAX_SIZES).map(|([height, width], count)| format!("{count} of {width}x{height} pixels"));
-    let more = if more > 0 { format!(" and {more} more sizes") } else { String::new() };
-    found.good(format!("{}{more}", shown.collect::<Vec<_>>().join(", ")));
+        by_count.iter().take(MAX_SIZES).map(|([height, width], count)| format!("{count} of {width}x{height} pixels"));
+    let rest = if more > 0 { format!(" and {more} more sizes") } else { String::new() };
+    found.good(format!("{}{rest}", shown.collect::<Vec<_>>().join(", ")));
 }
 
 /// The largest shape that is trained on, for clips of the sizes `sizes`. Lists the buckets.
@@ -132,7 +132,7 @@ fn files_are_there<'a>(mut paths: impl Iterator<Item = &'a Path>) -> Result<()> 
     paths.try_for_each(|path| std::fs::metadata(path).map(drop).map_err(roll_core::Error::file("read", path)))
 }
 
-/// Scores the first clip, or a grey video for a row without one, and pulls the gradient if a run does.
+/// Scores the first clip, or a grey video for a row without one, and pulls the score's gradient if `grad` is on.
 pub(super) fn score(
     reference: Reference,
     dataset: &Dataset,
@@ -204,9 +204,9 @@ pub(super) fn references(
     samples: usize,
     found: &mut Listing,
 ) -> bool {
-    let mut looked_at = dataset.len().min(samples);
-    let (mut prepared, mut unusable) = (0, Vec::new());
-    for i in 0..dataset.len().min(samples) {
+    let looked_at = dataset.len().min(samples);
+    let (mut without_reference, mut prepared, mut unusable) = (0, 0, Vec::new());
+    for i in 0..looked_at {
         let sample = match dataset.sample(i) {
             Ok(sample) => sample,
             Err(error) => {
@@ -217,8 +217,7 @@ pub(super) fn references(
         let video = reference_video(&sample, reference);
         match video.and_then(|video| video.map(|video| reward.prepare(&video)).transpose()) {
             Ok(Some(_)) => prepared += 1,
-            // The row has no reference.
-            Ok(None) => looked_at -= 1,
+            Ok(None) => without_reference += 1,
             Err(error) => match error.missing_reason() {
                 Some(reason) => unusable.push(format!("{}: {reason}", sample.origin)),
                 None => {
@@ -228,12 +227,12 @@ pub(super) fn references(
             },
         }
     }
-    // No row has a reference.
-    if looked_at == 0 {
+    let reference_count = looked_at - without_reference;
+    if reference_count == 0 {
         return true;
     }
     let name = reward.name().to_string();
-    let references = counted(looked_at as u64, "reference");
+    let references = counted(reference_count as u64, "reference");
     found.good(format!("`{name}` can compare with {prepared} of the first {references}"));
     if !unusable.is_empty() {
         let message = format!("it cannot compare with these:\n{}", first_faults(&unusable));

@@ -41,7 +41,7 @@ impl ClipTask {
         if let (Some(dir), 0) = (dir, step) {
             save_references(dir, evaluator, labels)?;
         }
-        // Each evaluation leaves out the same clips, so that only the first one notes them.
+        // Each evaluation leaves out the same clips, so only the first evaluation records them.
         if context.record.evaluations.is_empty() {
             let skipped = evaluator.skipped().iter().cloned();
             let skipped = skipped.map(|(sample, reason)| Skipped { step, sample, reason });

@@ -85,8 +85,8 @@ impl Task for ClipTask {
         &self.facts
     }
 
-    fn overview(&self, config: &RunConfig, going_on: &str) -> Vec<(&'static str, String)> {
-        overview::lines(self, config, going_on)
+    fn overview(&self, config: &RunConfig, steps_suffix: &str) -> Vec<(&'static str, String)> {
+        overview::lines(self, config, steps_suffix)
     }
 
     fn step(&mut self, context: &mut StepContext<'_>) -> Result<StepReport> {

@@ -381,10 +381,10 @@ fn checked_sets<'a>(
         let reference_readers = readers.clone();
         Some(Rows { key, metadata: metadata?, count: count.unwrap_or(usize::MAX), reference_readers })
     };
-    let evaluated = (config.train_samples > 0).then_some(train).flatten();
+    let evaluated_train = train.filter(|_| config.train_samples > 0);
     let sets = [
         rows("data.metadata", train, None, &trained_readers),
-        rows("evaluation.train_samples", evaluated, Some(config.train_samples), &all_readers),
+        rows("evaluation.train_samples", evaluated_train, Some(config.train_samples), &all_readers),
         rows("evaluation.metadata", unseen, config.samples, &all_readers),
     ];
     sets.into_iter().flatten().collect()
@@ -406,17 +406,17 @@ fn check_rows(sets: &[Rows<'_>], config: &RunConfig, clips: &ClipConfig, clip_us
 /// Counts the evaluated rows that are trained on, too.
 fn count_seen(clips: &ClipConfig, train: &Metadata, unseen: &Metadata, found: &mut Findings) -> usize {
     let count = clips.evaluation.samples.unwrap_or(usize::MAX).min(unseen.rows.len());
-    let both = unseen.rows_in(train, count);
+    let rows_in_both = unseen.rows_in(train, count);
     found.note("evaluation", || {
-        both.first().map(|first| {
+        rows_in_both.first().map(|first| {
             format!(
                 "{} of {count} of `evaluation.metadata` are trained on, too, first {}: they say nothing of others",
-                counted(both.len() as u64, "row"),
+                counted(rows_in_both.len() as u64, "row"),
                 unseen.location(first)
             )
         })
     });
-    both.len()
+    rows_in_both.len()
 }
 
 /// Fails if clips are evaluated.
@@ -443,7 +443,7 @@ fn check_model(
         found.open("evaluation", || check_no_clips(clips));
     }
     let Some(model) = network.model.as_diffusion() else { return };
-    let clip = any_clip(model.video_unit());
+    let clip = smallest_clip(model.video_unit());
     found.open("model", || {
         model.check_input(&clip)?;
         sets.iter().try_for_each(|rows| rows.check_pictures(model, &clip))
@@ -454,7 +454,7 @@ fn check_model(
 }
 
 /// The conditions of the smallest clip, to ask a model whether it can take one.
-fn any_clip(unit: VideoUnit) -> ConditionInput {
+fn smallest_clip(unit: VideoUnit) -> ConditionInput {
     let size = [unit.height, unit.width];
     let image = Some(Tensor::zeros([3, unit.height, unit.width]));
     ConditionInput { image, frames: 1, size, ..ConditionInput::default() }
@@ -471,8 +471,8 @@ fn has_references(
 ) -> bool {
     let mut default_readers = sources.default_reference_readers();
     default_readers.all(|reader| {
-        let mut evaluated = sets.iter().filter(|rows| rows.key != "data.metadata");
-        takes_image && evaluated.all(|rows| rows.without_clip(config, clip_use, Some(reader)).is_none())
+        let mut evaluated_sets = sets.iter().filter(|rows| rows.key != "data.metadata");
+        takes_image && evaluated_sets.all(|rows| rows.without_clip(config, clip_use, Some(reader)).is_none())
     })
 }
 
@@ -492,8 +492,7 @@ fn batches(dataset: Arc<Dataset>, config: &RunConfig, ranks: &dyn Communicator) 
         .in_micro_batches(training.per_device_train_batch_size)
 }
 
-/// The headlines of the algorithm. If `seen` clips are trained on, too, the headlines say so of the clips that validate
-/// it.
+/// The headlines of the algorithm. If `seen` of the clips that validate it are trained on, too, its headlines say so.
 fn headlines(algorithm: &dyn Algorithm, seen: usize) -> Vec<Headline> {
     let mut headlines = algorithm.headlines();
     if seen > 0 {

@@ -59,12 +59,12 @@ fn clips(data: &Batches) -> String {
     }
     let mut shapes: BTreeMap<_, usize> = BTreeMap::new();
     (0..dataset.len()).filter_map(|i| dataset.bucket(i)).for_each(|bucket| *shapes.entry(bucket).or_default() += 1);
-    let more = shapes.len().saturating_sub(MAX_SHAPES);
+    let unnamed = shapes.len().saturating_sub(MAX_SHAPES);
     let named = shapes.iter().take(MAX_SHAPES).map(|(bucket, count)| {
         let [height, width] = bucket.size;
         format!("{count} of {width}x{height} with {}", counted(bucket.frames as u64, "frame"))
     });
     let named = named.collect::<Vec<_>>().join(", ");
-    let more = if more > 0 { format!(" and {more} more shapes") } else { String::new() };
+    let more = if unnamed > 0 { format!(" and {unnamed} more shapes") } else { String::new() };
     format!("{count}: {named}{more}")
 }

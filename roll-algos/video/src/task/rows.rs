@@ -16,7 +16,7 @@ const MAX_PROBED: usize = 1000;
 /// At most this many frame rates are named.
 const MAX_RATES: usize = 4;
 /// A clip counts as enlarged above this factor. Smaller factors may come from the rounding of sizes to units.
-const ENLARGED: f64 = 1.1;
+const ENLARGED_ABOVE: f64 = 1.1;
 /// A clip has another frame rate than the model if the rates differ by more than this fraction.
 const RATE_TOLERANCE: f64 = 0.1;
 
@@ -49,7 +49,8 @@ impl Rows<'_> {
         rows_without_clip.find_map(|row| Some((row, reasons[usize::from(row.image.is_some())].clone()?)))
     }
 
-    /// Fails if a row lacks a clip that the algorithm or a reward needs, or has a picture as its clip.
+    /// Fails if a row lacks a clip that the algorithm or a reward needs, or has a picture as its clip although several
+    /// frames are generated.
     pub(super) fn check(&self, config: &RunConfig, clips: &ClipConfig, clip_use: &ClipUse) -> Result<()> {
         let name = &config.algo.name;
         for reader in [None].into_iter().chain(self.reference_readers.iter().copied().map(Some)) {
@@ -78,7 +79,8 @@ impl Rows<'_> {
         Ok(())
     }
 
-    /// Fails if the model needs a picture and a row has none. `input` has one.
+    /// Fails if the model needs a picture and a row has neither a picture nor a clip. `input` is an input with a
+    /// picture.
     pub(super) fn check_pictures(&self, model: &mut dyn DiffusionModel, input: &ConditionInput) -> Result<()> {
         match self.rows().find(|row| row.video.is_none() && row.image.is_none()) {
             None => Ok(()),
@@ -151,7 +153,7 @@ pub fn row_noun(metadata: &Metadata) -> &'static str {
 }
 
 /// Notes about clips that are enlarged, and about clips with another frame rate than the videos that the model was
-/// trained on. These have `rate` frames per second; `None` if the rate does not matter.
+/// trained on. `rate` is the frames per second of the latter videos; `None` if the rate does not matter.
 pub fn clip_notes(metadata: &Metadata, config: &DataConfig, rate: Option<f64>) -> [Option<String>; 2] {
     // `data.fps` resamples the clips, and buckets do not enlarge them.
     let rate = if config.fps.is_none() { rate } else { None };
@@ -173,7 +175,7 @@ fn enlarged(clips: &[(&Path, Probed)], [height, width]: [usize; 2]) -> Option<St
         (height as f64 / own_height).max(width as f64 / own_width)
     };
     let factors: Vec<f64> =
-        clips.iter().map(|(_, probed)| factor(probed)).filter(|factor| *factor > ENLARGED).collect();
+        clips.iter().map(|(_, probed)| factor(probed)).filter(|factor| *factor > ENLARGED_ABOVE).collect();
     let largest = factors.iter().copied().fold(0.0, f64::max);
     (!factors.is_empty()).then(|| {
         format!(
@@ -188,22 +190,22 @@ fn enlarged(clips: &[(&Path, Probed)], [height, width]: [usize; 2]) -> Option<St
 /// A note if clips have another frame rate than `rate`.
 fn other_frame_rates(clips: &[(&Path, Probed)], rate: f64) -> Option<String> {
     // Pictures have no frame rate.
-    let clips = clips.iter().filter(|(path, probed)| probed.frames > 1 && !path.is_dir());
-    let clips: Vec<f64> = clips.map(|(_, probed)| probed.fps).collect();
-    let mut others = BTreeMap::<String, usize>::new();
-    for fps in clips.iter().filter(|fps| (*fps / rate - 1.0).abs() > RATE_TOLERANCE) {
-        *others.entry(format!("{}", (fps * 100.0).round() / 100.0)).or_default() += 1;
+    let videos = clips.iter().filter(|(path, probed)| probed.frames > 1 && !path.is_dir());
+    let rates: Vec<f64> = videos.map(|(_, probed)| probed.fps).collect();
+    let mut other_rates = BTreeMap::<String, usize>::new();
+    for fps in rates.iter().filter(|fps| (*fps / rate - 1.0).abs() > RATE_TOLERANCE) {
+        *other_rates.entry(format!("{}", (fps * 100.0).round() / 100.0)).or_default() += 1;
     }
-    let (count, more) = (others.values().sum::<usize>(), others.len().saturating_sub(MAX_RATES));
-    let mut others: Vec<_> = others.into_iter().collect();
-    others.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
-    let listed: Vec<String> = others.iter().take(MAX_RATES).map(|(fps, n)| format!("{fps} ({n})")).collect();
-    let more = if more > 0 { format!(" and {more} more rates") } else { String::new() };
+    let (count, more) = (other_rates.values().sum::<usize>(), other_rates.len().saturating_sub(MAX_RATES));
+    let mut by_count: Vec<_> = other_rates.into_iter().collect();
+    by_count.sort_by_key(|(_, count)| std::cmp::Reverse(*count));
+    let listed: Vec<String> = by_count.iter().take(MAX_RATES).map(|(fps, n)| format!("{fps} ({n})")).collect();
+    let rest = if more > 0 { format!(" and {more} more rates") } else { String::new() };
     (count > 0).then(|| {
         format!(
             "{count} of {} have another frame rate than the videos that the model was trained on, which have {rate} frames \
-             per second: {}{more}; `data.fps: {rate}` resamples them",
-            counted(clips.len() as u64, "clip"),
+             per second: {}{rest}; `data.fps: {rate}` resamples them",
+            counted(rates.len() as u64, "clip"),
             listed.join(", ")
         )
     })

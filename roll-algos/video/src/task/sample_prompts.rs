@@ -96,7 +96,7 @@ fn diffusion<'a>(model: &'a mut dyn Model, name: &str) -> Result<&'a mut dyn Dif
         .ok_or_else(|| Error::config(KEY, format!("the model `{name}` makes no videos; leave them out")))
 }
 
-/// A prompt with its pictures, and the shape of a row without a clip.
+/// A prompt with its pictures. It has the frames and size of a row without a clip.
 fn input_of(
     data: &DataConfig,
     prompt: &SamplePrompt,

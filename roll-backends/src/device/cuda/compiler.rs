@@ -30,13 +30,13 @@ const LOGGED_LINES: usize = 4;
 const SUCCESS: c_int = 0;
 
 /// Fails with the name of a missing library or header, with NVRTC's log of a trial kernel, or if NVRTC is newer than
-/// `newest`, the CUDA that the driver supports (12040 is 12.4). The check runs once per process.
-pub fn check_usable(newest: c_int) -> Result<(), String> {
-    static FOUND: OnceLock<Result<(), String>> = OnceLock::new();
-    FOUND.get_or_init(|| check(newest)).clone()
+/// `newest_cuda`, the CUDA that the driver supports (12040 is 12.4). The check runs once per process.
+pub fn check_usable(newest_cuda: c_int) -> Result<(), String> {
+    static OUTCOME: OnceLock<Result<(), String>> = OnceLock::new();
+    OUTCOME.get_or_init(|| check(newest_cuda)).clone()
 }
 
-fn check(newest: c_int) -> Result<(), String> {
+fn check(newest_cuda: c_int) -> Result<(), String> {
     let Ok((library, _)) = open_first(&KNOWN_TO_CUDARC) else { return Err(not_found()) };
     let path = cubecl::cuda::install::cuda_path().unwrap_or_else(|| "/usr/local/cuda".into()).join("include");
     if let Some(header) = HEADERS.into_iter().find(|header| !path.join(header).exists()) {
@@ -54,21 +54,21 @@ fn check(newest: c_int) -> Result<(), String> {
             problem.split_whitespace().collect::<Vec<_>>().join(" ")
         )
     })?;
-    check_driver(version, newest)
+    check_driver(version, newest_cuda)
 }
 
 /// Fails if the driver is too old to load the kernels of a compiler of version `major.minor`: a driver refuses PTX of a
-/// CUDA newer than `newest`.
-fn check_driver([major, minor]: [c_int; 2], newest: c_int) -> Result<(), String> {
+/// CUDA newer than `newest_cuda`.
+fn check_driver([major, minor]: [c_int; 2], newest_cuda: c_int) -> Result<(), String> {
     // The driver's number of version 12.4 is 12040.
-    if major * 1000 + minor * 10 <= newest {
+    if major * 1000 + minor * 10 <= newest_cuda {
         return Ok(());
     }
     Err(format!(
         "CUDA's run-time compiler is that of CUDA {major}.{minor}, and NVIDIA's driver loads kernels of CUDA {}.{} and \
          older: `eval \"$(scripts/setup-cuda)\"` fetches an older compiler (12.4), or install a newer driver",
-        newest / 1000,
-        newest % 1000 / 10
+        newest_cuda / 1000,
+        newest_cuda % 1000 / 10
     ))
 }
 
@@ -146,15 +146,15 @@ mod tests {
 
     #[test]
     fn a_compiler_newer_than_the_driver_is_refused_by_both_versions() {
-        for (version, newest) in [([12, 4], 12_040), ([12, 4], 13_000), ([11, 8], 12_000), ([13, 0], 13_000)] {
-            assert_eq!(check_driver(version, newest), Ok(()), "{version:?} {newest}");
+        for (version, newest_cuda) in [([12, 4], 12_040), ([12, 4], 13_000), ([11, 8], 12_000), ([13, 0], 13_000)] {
+            assert_eq!(check_driver(version, newest_cuda), Ok(()), "{version:?} {newest_cuda}");
         }
-        for (version, newest, named) in [
+        for (version, newest_cuda, named) in [
             ([13, 2], 13_000, ["CUDA 13.2,", "CUDA 13.0 and", "setup-cuda"]),
             ([12, 8], 12_040, ["CUDA 12.8,", "CUDA 12.4 and", "setup-cuda"]),
             ([13, 0], 12_090, ["CUDA 13.0,", "CUDA 12.9 and", "setup-cuda"]),
         ] {
-            let refused = check_driver(version, newest).err().unwrap_or_default();
+            let refused = check_driver(version, newest_cuda).err().unwrap_or_default();
             named.iter().for_each(|named| assert!(refused.contains(named), "{refused}: {named}"));
         }
     }

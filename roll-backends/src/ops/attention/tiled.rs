@@ -30,7 +30,7 @@ type Heads<B> = Expression<B>;
 /// The sizes of a call and how it is divided into blocks.
 struct Tiling {
     call: AttentionCall,
-    /// Numbers per head.
+    /// Channels per head.
     width: usize,
     queries: usize,
     keys: usize,
@@ -70,8 +70,8 @@ impl Tiling {
         x.swap(0, 1).reshape([rows, self.call.heads * self.width]).cast(dtype).0
     }
 
-    /// Returns the scores `[heads, rows, keys]` of some heads of `q`, of which it holds the query rows `rows` only, and
-    /// the mask that was applied to them.
+    /// Returns the scores `[heads, rows, keys]` and the mask that was applied to them. `q` holds some of the heads, and
+    /// of these only the query rows `rows`.
     fn scores<B: ProductKernel>(
         &self,
         q: &Heads<B>,

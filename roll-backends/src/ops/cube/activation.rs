@@ -82,7 +82,7 @@ fn backward(x: &[f32], d_y: &[f32], d_x: &mut [f32], count: usize, #[comptime] i
     if i >= count {
         terminate!();
     }
-    // Both are x * s with s = sigmoid(a), whose derivative is s + s (1 - s) * (x da/dx).
+    // Both activations are x * s with s = sigmoid(a). Their derivative is s + s (1 - s) * (x da/dx).
     let clamped = clamp(x[i], -SATURATED, SATURATED);
     let s = 1.0 / (1.0 + (-argument(x[i], is_silu)).exp());
     let x_da_dx = if comptime!(is_silu) {

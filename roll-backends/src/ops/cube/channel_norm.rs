@@ -104,13 +104,13 @@ fn forward(
 /// The cotangent of the normalised value `x[i] * factor`.
 #[cube]
 fn d_normed(x: &[f32], gain: f32, factor: f32, d_y: &[f32], i: usize, #[comptime] has_silu: bool) -> f32 {
-    let mut d = d_y[i];
+    let mut d_value = d_y[i];
     if comptime!(has_silu) {
-        let y = x[i] * factor * gain;
-        let s = 1.0 / (1.0 + (-y).exp());
-        d *= s + y * s * (1.0 - s);
+        let value = x[i] * factor * gain;
+        let s = 1.0 / (1.0 + (-value).exp());
+        d_value *= s + value * s * (1.0 - s);
     }
-    d * gain
+    d_value * gain
 }
 
 /// `d_x = (d - n * along) * factor`, where n is the normalised value of a channel, d its cotangent, and `along` the

@@ -1,4 +1,4 @@
-//! 3-d convolutions by cubek, selected by rule. GPUs with TF32 (eleven significant bits per operand) use tensor cores,
+//! 3-d convolutions by cubek's kernels. GPUs with TF32 (eleven significant bits per operand) use tensor cores,
 //! as PyTorch does; `NVIDIA_TF32_OVERRIDE=0`, which NVIDIA's own libraries read too, selects f32.
 //!
 //! bf16 is converted to f32 and back: TF32 holds its eight significant bits. cubek's direct kernel would accumulate in

@@ -37,7 +37,7 @@ use crate::sync::lock;
 #[cfg(all(test, feature = "wgpu"))]
 use burn_cubecl::CubeDevice;
 
-// No kernels for these on CubeCL's devices: the default methods of the traits.
+// CubeCL's devices have no kernels for these traits: they use the default methods.
 impl AdamKernel for Cube {}
 impl BlockKernel for Cube {}
 impl Conv2dKernel for Cube {}

@@ -1,4 +1,4 @@
-//! Layer norm and RMS norm over the rows of a matrix: one cube of units per row, which after the first pass is read
+//! Layer norm and RMS norm over the rows of a matrix: one cube of units per row. After the first pass, the row is read
 //! from the cache.
 
 use burn_cubecl::tensor::CubeTensor;
@@ -109,7 +109,7 @@ fn forward(
     }
     let start = CUBE_POS * width;
     let step = units as usize;
-    let mut partial = Shared::<[f32]>::new_slice(units as usize);
+    let mut partial_sums = Shared::<[f32]>::new_slice(units as usize);
     let count = f32::cast_from(width);
     // 0 if all rows share one row of the gain, else `start`.
     let gain_start = start % gains;
@@ -122,7 +122,7 @@ fn forward(
             sum += x[start + i];
             i += step;
         }
-        mean = sum_over_units(&mut partial, sum) / count;
+        mean = sum_over_units(&mut partial_sums, sum) / count;
     }
     let mut sum = 0.0f32;
     let mut i = UNIT_POS as usize;
@@ -131,7 +131,7 @@ fn forward(
         sum += centred * centred;
         i += step;
     }
-    let inverse = 1.0 / (sum_over_units(&mut partial, sum) / count + eps).sqrt();
+    let inverse = 1.0 / (sum_over_units(&mut partial_sums, sum) / count + eps).sqrt();
 
     let mut i = UNIT_POS as usize;
     while i < width {
@@ -174,7 +174,7 @@ fn backward(
     }
     let start = CUBE_POS * width;
     let step = units as usize;
-    let mut partial = Shared::<[f32]>::new_slice(units as usize);
+    let mut partial_sums = Shared::<[f32]>::new_slice(units as usize);
     let count = f32::cast_from(width);
     let gain_start = start % gains;
     let mut mean = 0.0f32;
@@ -192,10 +192,10 @@ fn backward(
         sum_d += d;
         i += step;
     }
-    let mean_nd = sum_over_units(&mut partial, sum_nd) / count;
+    let mean_nd = sum_over_units(&mut partial_sums, sum_nd) / count;
     let mut mean_d = 0.0f32;
     if comptime!(is_layer_norm) {
-        mean_d = sum_over_units(&mut partial, sum_d) / count;
+        mean_d = sum_over_units(&mut partial_sums, sum_d) / count;
     }
 
     let mut i = UNIT_POS as usize;

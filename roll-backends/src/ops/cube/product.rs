@@ -59,7 +59,8 @@ fn product_into(a: CubeTensor, b: CubeTensor, out: CubeTensor) -> CubeTensor {
             let routines = Routine::for_bf16(&a);
             launch_first_supported(&routines, a, b, out)
         }
-        // `Cube` launches cubek's default kernel for these shapes, without autotuning. Without TF32 it computes in f32.
+        // `MatmulStrategy::Cube` launches cubek's default kernel for these shapes, without autotuning. Without TF32 it
+        // computes in f32.
         _ => match matmul(a, b, Some(out), MatmulStrategy::Cube, DType::F32) {
             Ok(product) => product,
             Err(error) => panic!("no kernel for a product of matrices: {error:?}"),
@@ -210,7 +211,7 @@ impl Routine {
 /// m, k and n of the products that routines are checked with: not multiples of a thread block's tile.
 const PROBE: [usize; 3] = [200, 136, 328];
 
-/// Largest difference of a correct result: the operands are exact, only sums may be rounded.
+/// Largest difference of a correct result: operands and expected sums are exact, only the sums found may be rounded.
 const TOLERANCE: f32 = 1e-3;
 
 /// The product of a `[m, k]` and b `[k, n]`, summed on the host.
@@ -244,15 +245,15 @@ fn matrix(values: &[f32], [rows, columns]: [usize; 2], is_transposed: bool, like
 
 /// Computes the product with the first routine that supports the shapes.
 fn launch_first_supported(routines: &[Routine], a: CubeTensor, b: CubeTensor, out: CubeTensor) -> CubeTensor {
-    let mut refused = None;
+    let mut last_error = None;
     for routine in routines {
         match launch(*routine, &a, &b, &out) {
             Ok(()) => return out,
-            Err(error) => refused = Some(error),
+            Err(error) => last_error = Some(error),
         }
     }
     // `Naive`, the last routine of every list, supports every shape.
-    panic!("no kernel for a product of {:?} and {:?}: {refused:?}", a.shape(), b.shape())
+    panic!("no kernel for a product of {:?} and {:?}: {last_error:?}", a.shape(), b.shape())
 }
 
 fn launch(routine: Routine, a: &CubeTensor, b: &CubeTensor, out: &CubeTensor) -> Result<(), MatmulSetupError> {

@@ -38,14 +38,14 @@ impl Conv2dKernel for Flex {
         let residual = residual.as_ref().map(Values::slice);
         let epilogue = KernelEpilogue { kind: call.epilogue, slopes: slopes.slice() };
         let saves_sums = is_recorded && epilogue.needs_sums();
-        let outputs = kernels::forward(shape, x.slice(), weights, bias.slice(), residual, epilogue, saves_sums);
+        let results = kernels::forward(shape, x.slice(), weights, bias.slice(), residual, epilogue, saves_sums);
         let y_shape = [shape.items, shape.outputs, shape.output[0], shape.output[1]];
-        let y = tensor(outputs.y, y_shape);
-        let saved = match outputs.sums {
+        let y = tensor(results.y, y_shape);
+        let saved = match results.sums {
             Some(sums) => Some(tensor(sums, y_shape)),
             // The pullback of the epilogue can be computed from the result.
             None if is_recorded && call.epilogue != Epilogue::Nothing => Some(y.clone()),
-            // There is no pullback, or it reads neither.
+            // There is no pullback, or it reads neither the sums nor the result.
             None => None,
         };
         (y, saved)

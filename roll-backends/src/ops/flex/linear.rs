@@ -29,11 +29,11 @@ impl ContiguousWeight {
     }
 
     /// The elements, row-major.
-    fn stored(&self) -> Weight<'_> {
-        let part = self.0.layout().start_offset()..self.0.layout().start_offset() + self.0.layout().num_elements();
+    fn elements(&self) -> Weight<'_> {
+        let range = self.0.layout().start_offset()..self.0.layout().start_offset() + self.0.layout().num_elements();
         match self.0.dtype() {
-            DType::BF16 => Weight::Bf16(&self.0.storage::<bf16>()[part]),
-            _ => Weight::F32(&self.0.storage::<f32>()[part]),
+            DType::BF16 => Weight::Bf16(&self.0.storage::<bf16>()[range]),
+            _ => Weight::F32(&self.0.storage::<f32>()[range]),
         }
     }
 }
@@ -49,7 +49,7 @@ impl LinearKernel for Flex {
         let (x, weight, bias) = (Values::of(x), ContiguousWeight::of(weight), Values::of(bias));
         let lora = lora.map(|lora| lora.map(Values::of));
         let lora_slices = lora.as_ref().map(|lora| lora.as_ref().map(Values::slice));
-        let (x, weight, bias) = (x.slice(), weight.stored(), bias.slice());
+        let (x, weight, bias) = (x.slice(), weight.elements(), bias.slice());
         let (y, inner) = in_pool(shape.products(), || kernels::forward(shape, x, weight, bias, lora_slices));
         let inner = lora.is_some().then(|| tensor(inner, [shape.rows, shape.rank]));
         (tensor(y, [shape.rows, shape.outputs]), inner)
@@ -60,7 +60,7 @@ impl LinearKernel for Flex {
         let LinearShape { rows, inputs, outputs, .. } = shape_of(&x, &weight, no_lora);
         let bias = Values::of(bias.unwrap_or_else(|| tensor(vec![0.0; outputs], [outputs])));
         let (x, weight) = (Values::of(x), ContiguousWeight::of(weight));
-        let stored = match weight.stored() {
+        let stored = match weight.elements() {
             Weight::F32(values) => Stored::F32(values),
             Weight::Bf16(values) => Stored::Bf16(values),
         };
@@ -74,8 +74,8 @@ impl LinearKernel for Flex {
         let (x, weight, d_y) = (Values::of(saved.x), ContiguousWeight::of(saved.weight), Values::of(d_y));
         let lora = saved.lora.map(|(lora, inner)| (lora.map(Values::of), Values::of(inner)));
         let lora_slices = lora.as_ref().map(|(lora, inner)| (lora.as_ref().map(Values::slice), inner.slice()));
-        let (stored_weight, x_values, d_y) = (weight.stored(), x.slice(), d_y.slice());
-        let pull = || kernels::backward(shape, x_values, stored_weight, lora_slices, d_y, wanted);
+        let (weight_elements, x_values, d_y) = (weight.elements(), x.slice(), d_y.slice());
+        let pull = || kernels::backward(shape, x_values, weight_elements, lora_slices, d_y, wanted);
         let [d_x, d_weight, d_bias, d_down, d_up] = in_pool(shape.products(), pull);
         // A gradient as a tensor in the shape of the LoRA matrix that `matrix_of` selects.
         let like_lora = |d: Option<Vec<f32>>, matrix_of: fn(&Lora<Values>) -> &Values| {

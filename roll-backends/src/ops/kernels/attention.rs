@@ -280,7 +280,8 @@ impl BackwardTask<'_> {
             let ds = &mut scratch.d_scores[..rows * keys];
             ViewMut::new(ds, rows, keys).product(d_out, v.t(), UNSCALED, Update::Overwrite, Threads::One);
             for (i, ds) in ds.chunks_exact_mut(keys).enumerate() {
-                softmax_backward(ds, p.row(i), dot(out.row(i), d_out.row(i)), shape.call.scale);
+                let mean = dot(out.row(i), d_out.row(i)); // equals sum(p ds), because out is sum(p v)
+                softmax_backward(ds, p.row(i), mean, shape.call.scale);
             }
             if shape.call.softcap.is_some() {
                 ds.iter_mut().zip(&scratch.slopes).for_each(|(ds, slope)| *ds *= slope);

@@ -1,6 +1,6 @@
 //! The RMS norm of the Wan VAE over the channels of `[C, positions]`, on the CPU.
 //!
-//! Positions are contiguous in memory, so a task takes a block of positions and loops over the channels outside: one
+//! Positions are contiguous in memory, so a task takes a block of positions, with the channels as the outer loop: one
 //! read of the block for the norm and one, from the cache, for the result.
 
 use rayon::prelude::*;

@@ -5,7 +5,7 @@
 
 use rayon::prelude::*;
 
-use super::correlate::{Packed, correlate};
+use super::correlate::{CorrelationWeight, correlate};
 pub use super::geometry::{ConvKind, ConvShape};
 use super::geometry::{Padded, tap_offsets};
 use super::matrix::{Threads, UNSCALED, Update, ViewMut};
@@ -14,7 +14,8 @@ use super::parallel::in_pool;
 /// Convolves `x` `[inputs, size]` with `weight` `[outputs, inputs, kernel]` and adds the bias of each output channel.
 pub fn forward(shape: ConvShape, x: &[f32], weight: &[f32], bias: &[f32]) -> Vec<f32> {
     in_pool(multiply_adds(shape), || {
-        correlate(shape, &Padded::input(shape, x), &Packed::new(shape, weight, ConvKind::Forward), Some(bias))
+        let packed = CorrelationWeight::new(shape, weight, ConvKind::Forward);
+        correlate(shape, &Padded::input(shape, x), &packed, Some(bias))
     })
 }
 
@@ -30,7 +31,7 @@ pub fn backward(
         let Some(output) = shape.output() else { return [None, None, None] };
         let d_x = x_wanted.then(|| {
             let transposed = shape.transposed(output);
-            let packed = Packed::new(shape, weight, ConvKind::Transposed);
+            let packed = CorrelationWeight::new(shape, weight, ConvKind::Transposed);
             let no_bias = None;
             correlate(transposed, &Padded::input(transposed, d_y), &packed, no_bias)
         });
@@ -74,7 +75,7 @@ fn weight_gradient(shape: ConvShape, output: [usize; 3], x: &[f32], d_y: &[f32])
     // From `[taps, outputs, inputs]` to `[outputs, inputs, taps]`.
     let mut d_weight = vec![0.0; taps * pairs];
     for (pair, out) in d_weight.chunks_exact_mut(taps).enumerate() {
-        out.iter_mut().enumerate().for_each(|(tap, out)| *out = by_tap[tap * pairs + pair]);
+        out.iter_mut().enumerate().for_each(|(tap, value)| *value = by_tap[tap * pairs + pair]);
     }
     d_weight
 }

@@ -16,14 +16,14 @@ const NC: usize = 512;
 
 /// A weight packed for [`correlate`]: blocks of [`CHANNEL_BLOCK`] input channels. Each consists of blocks of [`MR`]
 /// output channels, the last padded with zeros. Within these, the order is input channel, tap, output channel.
-pub struct Packed {
+pub struct CorrelationWeight {
     values: Vec<f32>,
     taps: usize,
     inputs: usize,
     outputs: usize,
 }
 
-impl Packed {
+impl CorrelationWeight {
     /// Packs `weight`, `[outputs, inputs, taps]` of `shape`, for a convolution of this kind.
     pub fn new(shape: ConvShape, weight: &[f32], kind: ConvKind) -> Self {
         let taps: usize = shape.kernel.iter().product();
@@ -66,7 +66,7 @@ impl Packed {
 
 /// Returns `[outputs, frames, rows, columns]`: the sum over input channels and taps of weight times shifted input, plus
 /// the bias of each output channel.
-pub fn correlate(shape: ConvShape, x: &Padded, weight: &Packed, bias: Option<&[f32]>) -> Vec<f32> {
+pub fn correlate(shape: ConvShape, x: &Padded, weight: &CorrelationWeight, bias: Option<&[f32]>) -> Vec<f32> {
     let Some([frames, rows, columns]) = shape.output() else { return Vec::new() };
     // Width of a row and size of a channel of the padded input.
     let stride = x.size[2];

@@ -134,6 +134,7 @@ vectorised! {
             for (query, out) in out.chunks_exact_mut(width).enumerate() {
                 let weights = &scores[query * score_columns + first_column + row..][..KEYS];
                 for (c, o) in out.iter_mut().enumerate() {
+                    // The `KEYS` products, written out.
                     let sum = M::mul_add(weights[1], v[1][c], M::mul_add(weights[0], v[0][c], *o));
                     *o = M::mul_add(weights[3], v[3][c], M::mul_add(weights[2], v[2][c], sum));
                 }

@@ -41,7 +41,7 @@ impl<'a> View<'a> {
         }
     }
 
-    /// Returns a row. Panics unless the columns are contiguous.
+    /// Returns a row. Panics unless the elements of a row are contiguous.
     pub fn row(&self, i: usize) -> &'a [f32] {
         assert!(self.column_stride == 1 && i < self.rows);
         &self.data[i * self.row_stride..][..self.columns]

@@ -30,13 +30,13 @@ impl MaxPoolShape {
     /// The input rows that the windows of an output row read.
     fn rows(self, row: usize) -> impl Iterator<Item = usize> {
         let [(before, _), _] = self.window.padding;
-        let input_row =
+        let input_row_of =
             move |tap: usize| (row * self.window.stride[0] + tap * self.window.dilation[0]).checked_sub(before);
-        (0..self.window.kernel[0]).filter_map(input_row).filter(move |row| *row < self.size[0])
+        (0..self.window.kernel[0]).filter_map(input_row_of).filter(move |input_row| *input_row < self.size[0])
     }
 
     /// The output columns for which column `tap` of the window is in bounds, and the input column that the first of
-    /// them reads.
+    /// these output columns reads.
     fn columns(&self, tap: usize) -> (Range<usize>, usize) {
         // Output column c reads input column c * step + offset - before.
         let [_, (before, _)] = self.window.padding;
@@ -47,8 +47,8 @@ impl MaxPoolShape {
     }
 }
 
-/// Max-pools x `[planes, size]` to `[planes, output]`. NaN is larger than any number; a window outside of the input is
-/// negative infinity.
+/// Max-pools x `[planes, size]` to `[planes, output]`. NaN is larger than any number; the result of a window outside of
+/// the input is negative infinity.
 pub fn forward(shape: MaxPoolShape, x: &[f32]) -> Vec<f32> {
     let ([rows, columns], [output_rows, output_columns]) = (shape.size, shape.output);
     assert_eq!(x.len(), shape.planes * rows * columns, "the input of {shape:?}");

@@ -20,7 +20,7 @@ const NC: usize = 128;
 const MC: usize = 256 * MR;
 /// Row block of a task that packs a left operand of its own.
 const MC_PER_TASK: usize = 64 * MR;
-/// Depth of a packed left operand before sums are added to the result: 6.8 MiB for [`MC`] rows.
+/// Depth to which a left operand is packed at a time, 6.8 MiB for [`MC`] rows. Its sums are then added to the result.
 const LEFT_DEPTH: usize = 4 * KC;
 /// Blocks of [`MR`] rows that are multiplied with one column panel while it is in the L1 cache: 108 KiB of the left
 /// operand.

@@ -105,11 +105,11 @@ fn compute_column_block(out: &mut ViewMut, x: &[f32], inputs: usize, weight: &[f
     // Rows of x that stay in the cache for a pass over the weight.
     let cached_rows = (CACHE_BLOCK / inputs / X_ROWS).max(1) * X_ROWS;
     if rows == 1 {
-        let whole = outputs / W_ROWS_FOR_ONE * W_ROWS_FOR_ONE;
-        for o in (0..whole).step_by(W_ROWS_FOR_ONE) {
+        let tiled_outputs = outputs / W_ROWS_FOR_ONE * W_ROWS_FOR_ONE;
+        for o in (0..tiled_outputs).step_by(W_ROWS_FOR_ONE) {
             compute_tile::<1, W_ROWS_FOR_ONE>(out, x, inputs, weight, bias, [0, o]);
         }
-        for o in whole..outputs {
+        for o in tiled_outputs..outputs {
             compute_tile::<1, 1>(out, x, inputs, weight, bias, [0, o]);
         }
         return;
@@ -261,10 +261,10 @@ fn dots_avx2<const R: usize, const O: usize>(x: [&[f32]; R], w: [&[f32]; O]) -> 
     };
     let inputs = x[0].len();
     assert!(x.iter().chain(&w).all(|row| row.len() == inputs), "rows of different lengths");
-    let whole = inputs / LANES * LANES;
+    let vector_end = inputs / LANES * LANES;
     let mut sums = [[_mm256_setzero_ps(); O]; R];
     let mut k = 0;
-    while k < whole {
+    while k < vector_end {
         // SAFETY: eight numbers from `k` on are in bounds of every row, whose length is asserted above.
         let load = |row: &[f32]| -> __m256 { unsafe { _mm256_loadu_ps(row.as_ptr().add(k)) } };
         let mut a = [_mm256_setzero_ps(); R];
@@ -285,7 +285,7 @@ fn dots_avx2<const R: usize, const O: usize>(x: [&[f32]; R], w: [&[f32]; O]) -> 
             let four = _mm_add_ps(_mm256_castps256_ps128(sums[r][o]), _mm256_extractf128_ps::<1>(sums[r][o]));
             let two = _mm_add_ps(four, _mm_movehl_ps(four, four));
             let sum = _mm_cvtss_f32(_mm_add_ss(two, _mm_shuffle_ps::<1>(two, two)));
-            out[r][o] = (whole..inputs).fold(sum, |sum, k| x[r][k].mul_add(w[o][k], sum));
+            out[r][o] = (vector_end..inputs).fold(sum, |sum, k| x[r][k].mul_add(w[o][k], sum));
         }
     }
     out
@@ -308,8 +308,8 @@ fn dots_portable<M: MulAdd, const R: usize, const O: usize>(x: [&[f32]; R], w: [
     })
 }
 
-/// Returns `d_y W`, the cotangent of x; d_y `[rows, outputs]`, W `[outputs, inputs]`. A task computes some columns, and
-/// decodes the weight's part for them some outputs at a time.
+/// Returns `d_y W`, the cotangent of x; d_y `[rows, outputs]`, W `[outputs, inputs]`. A task computes some columns. It
+/// decodes the part of the weight for these columns, some outputs at a time.
 pub fn pull(rows: usize, d_y: &[f32], weight: &BlockMatrix) -> Vec<f32> {
     let [outputs, inputs] = weight.shape();
     let d_y = View::new(d_y, rows, outputs);

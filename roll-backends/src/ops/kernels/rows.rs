@@ -4,14 +4,14 @@ use rayon::prelude::*;
 
 use super::parallel::{ELEMENT_COST, min_items_per_task};
 
-/// Approximate number of numbers per task.
-const NUMBERS_PER_TASK: usize = 1 << 14;
+/// Approximate number of elements per task.
+const ELEMENTS_PER_TASK: usize = 1 << 14;
 /// Maximal number of partial sums of [`sum_rows`].
 const MAX_PARTS: usize = 64;
 
 /// Rows per task.
 pub fn rows_per_task(width: usize) -> usize {
-    (NUMBERS_PER_TASK / width.max(1)).max(1)
+    (ELEMENTS_PER_TASK / width.max(1)).max(1)
 }
 
 /// A row operand: `[1, D]`, shared by all rows, or `[L, D]`.

@@ -35,11 +35,11 @@ impl ScaledKernel for LibTorch {
             EightBits::E4m3 => Kind::Float8e4m3fn,
             EightBits::E5m2 => Kind::Float8e5m2,
         };
-        let wanted = if dtype == DType::BF16 { Kind::BFloat16 } else { Kind::Float };
+        let result_kind = if dtype == DType::BF16 { Kind::BFloat16 } else { Kind::Float };
         let codes = codes.tensor.view_dtype(format);
         // ATen multiplies int8 by f32 in one pass, but not fp8. bf16 represents every number of fp8 exactly.
         let codes = if kind == EightBits::Int8 { codes } else { codes.to_kind(Kind::BFloat16) };
-        let values = Tensor::empty(codes.size(), (wanted, codes.device()));
+        let values = Tensor::empty(codes.size(), (result_kind, codes.device()));
         let _ = codes.mul_out(&values, &scales.tensor.unsqueeze(1));
         fresh(values)
     }

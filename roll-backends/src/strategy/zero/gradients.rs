@@ -22,7 +22,7 @@ pub(super) struct Gradients {
     sums: Mutex<Vec<f32>>,
 }
 
-/// The sums of a bucket that a caller reads; see [`Gradients::with`].
+/// The sums of a bucket that a caller reads; see [`Gradients::read_bucket`].
 pub(super) enum BucketSums {
     /// The whole padded bucket.
     Whole,
@@ -40,8 +40,9 @@ impl Gradients {
         clear(&mut lock(&self.sums));
     }
 
-    /// Adds the gradients of `model` without a reduction, for a job of one rank, where the sums have the flat layout.
-    pub(super) fn take(&self, model: &mut dyn Model) -> Result<()> {
+    /// Takes the gradients of `model` and adds them to the sums without a reduction, for a job of one rank, where the
+    /// sums have the flat layout.
+    pub(super) fn take_from(&self, model: &mut dyn Model) -> Result<()> {
         model.take_gradients(&mut lock(&self.sums))
     }
 
@@ -72,7 +73,7 @@ impl Gradients {
 
     /// Calls `read` with the sums `which` of bucket `number`. If the sums are sharded, `read` gets the shard of this
     /// rank whatever `which` is.
-    pub(super) fn with<T>(&self, number: usize, which: BucketSums, read: impl FnOnce(&[f32]) -> T) -> T {
+    pub(super) fn read_bucket<T>(&self, number: usize, which: BucketSums, read: impl FnOnce(&[f32]) -> T) -> T {
         let sums = lock(&self.sums);
         let bucket = &self.partition.buckets()[number];
         let range = match which {

@@ -41,7 +41,7 @@ impl LocalSums {
     /// Takes the gradients that were not delivered out of the model.
     pub(super) fn finish(&self, model: &mut dyn Model) -> Result<()> {
         self.close();
-        self.gradients.take(model)
+        self.gradients.take_from(model)
     }
 }
 

@@ -169,7 +169,8 @@ impl Strategy for Zero {
     }
 
     /// Must be called by all ranks. Rank 0 receives the complete state, whose layout depends neither on the number of
-    /// ranks nor on the stage, so that a run can resume on others; other ranks receive an empty state.
+    /// ranks nor on the stage, so that a run can resume with another number or stage. Other ranks receive an empty
+    /// state.
     fn state(&self) -> Result<StateDict> {
         let attached = self.attached.as_ref().ok_or_else(not_attached)?;
         let mut state = StateDict::new();

@@ -107,11 +107,11 @@ impl OptimizerState {
     ) -> Result<Self> {
         let is_single_rank = ranks.world_size() == 1;
         let has_all_moments = options.stage == 0 || is_single_rank;
-        let all = model.parameter_count();
-        let count = if has_all_moments { all } else { partition.shards_len() };
+        let total = model.parameter_count();
+        let count = if has_all_moments { total } else { partition.shards_len() };
         let device_updates = options.optimizer_location().updates(model, count)?;
         if device_updates.is_some() {
-            tracing::info!("AdamW updates the parameters on the device they are on: {count} of {all} on this rank");
+            tracing::info!("AdamW updates the parameters on the device they are on: {count} of {total} on this rank");
         }
         let host_sums = || HostSums::zeros(options, model.parameters(), partition, ranks);
         let buckets = partition.buckets().iter();
@@ -125,7 +125,7 @@ impl OptimizerState {
             Some(updates) => {
                 let sums = host_sums();
                 let shard = |bucket: &Bucket| {
-                    let Range { start, end } = sums.own(bucket);
+                    let Range { start, end } = sums.own_range(bucket);
                     updates.part(bucket.flat_at + start..bucket.flat_at + end).map(Shard::Device)
                 };
                 let shards = buckets.map(shard).collect::<Result<_>>()?;
@@ -134,7 +134,7 @@ impl OptimizerState {
             // In host memory.
             None => {
                 let sums = host_sums();
-                let shards = buckets.map(|bucket| Shard::in_host_memory(sums.own(bucket).len())).collect();
+                let shards = buckets.map(|bucket| Shard::in_host_memory(sums.own_range(bucket).len())).collect();
                 Ok(Self::Shards { shards, sums })
             }
         }
@@ -196,13 +196,13 @@ impl OptimizerState {
             sums.gradients.scale(clip);
         }
         // Sums in host memory now have both factors.
-        let for_host_sums = optimizer.coefficients(step, learning_rate, [1.0; 2]);
+        let host_coefficients = optimizer.coefficients(step, learning_rate, [1.0; 2]);
         match self {
-            Self::Shards { shards, sums } => sums.update(model, shards, &for_host_sums),
+            Self::Shards { shards, sums } => sums.update(model, shards, &host_coefficients),
             Self::Device { updates, sums: Some(sums) } => {
                 updates.discard();
-                updates.add(&sums.all())?;
-                updates.update(&for_host_sums)
+                updates.add(&sums.all_sums())?;
+                updates.update(&host_coefficients)
             }
             Self::Device { updates, sums: None } => {
                 updates.update(&optimizer.coefficients(step, learning_rate, [scale, clip]))
@@ -239,7 +239,7 @@ impl OptimizerState {
                 for (bucket, shard) in sums.partition.buckets().iter().zip(shards) {
                     let whole = saved.flat(&specs[bucket.specs.clone()])?;
                     // Copied, so that the memory of the whole bucket is freed.
-                    shard.write(whole.map(|moments| moments[sums.own(bucket)].to_vec()))?;
+                    shard.write(whole.map(|moments| moments[sums.own_range(bucket)].to_vec()))?;
                 }
                 Ok(())
             }
@@ -276,7 +276,7 @@ impl HostSums {
     }
 
     /// The elements of a bucket that this rank updates, without padding.
-    fn own(&self, bucket: &Bucket) -> Range<usize> {
+    fn own_range(&self, bucket: &Bucket) -> Range<usize> {
         if self.updates_all {
             return 0..bucket.len;
         }
@@ -284,7 +284,8 @@ impl HostSums {
         start.min(bucket.len)..end.min(bucket.len)
     }
 
-    /// Assembles the values of a whole bucket. Each rank passes the values of its own elements ([`HostSums::own`]).
+    /// Assembles the values of a whole bucket. Each rank passes the values of its own elements
+    /// ([`HostSums::own_range`]).
     fn gather<'a>(&self, bucket: &Bucket, own_values: Cow<'a, [f32]>) -> Result<Cow<'a, [f32]>> {
         let world = self.ranks.world_size();
         if self.updates_all || world == 1 {
@@ -304,28 +305,29 @@ impl HostSums {
         // Read at each update, because a checkpoint or an import may have replaced the parameters since the last one.
         let mut parameters = ParameterAccess::open(model)?;
         for (number, (bucket, shard)) in self.partition.buckets().iter().zip(shards).enumerate() {
-            let own = self.own(bucket);
+            let own_range = self.own_range(bucket);
             let read_own = || {
                 let mut values = parameters.read(bucket)?;
-                values.truncate(own.end);
-                values.drain(..own.start);
+                values.truncate(own_range.end);
+                values.drain(..own_range.start);
                 Ok(values)
             };
             let which = if self.updates_all { BucketSums::Whole } else { BucketSums::ShardOf(rank) };
-            let updated = self
-                .gradients
-                .with(number, which, |gradients| shard.updated(read_own, &gradients[..own.len()], update))?;
+            let updated = self.gradients.read_bucket(number, which, |gradients| {
+                shard.updated(read_own, &gradients[..own_range.len()], update)
+            })?;
             parameters.write(bucket, &self.gather(bucket, updated.into())?)?;
         }
         parameters.close()
     }
 
     /// The sums of all parameters, in the flat layout. Requires that every rank has all sums (stages 0 and 1).
-    fn all(&self) -> Vec<f32> {
-        let mut all = Vec::new();
+    fn all_sums(&self) -> Vec<f32> {
+        let mut all_sums = Vec::new();
         for (number, bucket) in self.partition.buckets().iter().enumerate() {
-            self.gradients.with(number, BucketSums::Whole, |sums| all.extend_from_slice(&sums[..bucket.len]));
+            self.gradients
+                .read_bucket(number, BucketSums::Whole, |sums| all_sums.extend_from_slice(&sums[..bucket.len]));
         }
-        all
+        all_sums
     }
 }

@@ -121,7 +121,7 @@ fn streamed(shapes: Vec<(String, Vec<usize>)>, dtype: DType, device: &Device) ->
 }
 
 /// Chunking of the VAE, without tiling. By default the decoder's pull keeps the caches of all chunks on a GPU, and the
-/// usual number of them on the CPU.
+/// usual number of caches on the CPU.
 fn chunking(preset: &Preset<'_>, device: &Device) -> Chunking {
     let offload = preset.args.offload && is_gpu(device);
     let checkpoints = match (preset.args.vae_checkpoints, is_gpu(device)) {
@@ -145,7 +145,7 @@ fn random_weights(
         if let (Some(codes), &[rows, columns]) = (&codes, &*shape)
             && name.starts_with("blocks.")
         {
-            let matrix = ScaledMatrix::new(codes.rows([rows, columns])?, device);
+            let matrix = ScaledMatrix::new(codes.matrix([rows, columns])?, device);
             return Ok((name, Weight::from_scaled(matrix)));
         }
         let values = random_tensor(&name, shape, dtype, device);
@@ -181,10 +181,11 @@ impl Codes {
     }
 
     /// A matrix of `[rows, columns]`. Its deviation is 1 / sqrt(columns), which are the inputs of the product.
-    fn rows(&self, [rows, columns]: [usize; 2]) -> Result<ScaledRows> {
+    fn matrix(&self, [rows, columns]: [usize; 2]) -> Result<ScaledRows> {
         let (codes, count) = (self.0.codes(), rows * columns);
         let mut repeated = codes.repeat(count.div_ceil(codes.len()));
         repeated.truncate(count);
+        // The scale of the first row serves for all rows.
         let scale = self.0.scales()[0] / (columns as f32).sqrt();
         ScaledRows::new(self.0.kind(), repeated, vec![scale], [rows, columns])
     }

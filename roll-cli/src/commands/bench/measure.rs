@@ -33,7 +33,7 @@ pub struct Phase {
 impl Phase {
     /// Whether the phase is a pass of the transformer, or the pull of one.
     pub fn is_transformer(&self) -> bool {
-        // The names of these phases, and of no others, contain the word.
+        // The names of these phases, and of no other phases, contain "forward".
         self.name.contains("forward")
     }
 }
@@ -46,7 +46,7 @@ pub struct Measurement {
     pub phases: Vec<Phase>,
     /// Results of whole steps; `None` if phases were measured one by one.
     pub whole: Option<WholeSteps>,
-    /// Number of complete rounds after the warm-up. It is 0 during the warm-up and the first round; `phases` then has
+    /// Number of complete rounds after the warm-up. It is 0 during the warm-up and the first round, when `phases` has
     /// the measurements so far.
     pub rounds: usize,
 }
@@ -194,7 +194,7 @@ pub fn measure_step(
         }
         timer.rounds = round;
         if is_whole {
-            timer.whole.push(seconds);
+            timer.whole_seconds.push(seconds);
             timer.whole_peak = timer.whole_peak.max(meter.peak());
         }
         progress(&timer.measured())?;
@@ -234,7 +234,7 @@ pub struct PhaseTimer<'a> {
     /// Peak memory of each phase, in bytes.
     peak: BTreeMap<&'static str, u64>,
     /// Seconds of each whole step.
-    whole: Vec<f64>,
+    whole_seconds: Vec<f64>,
     /// Peak memory of whole steps, in bytes.
     whole_peak: Option<u64>,
     /// Number of complete rounds after the warm-up.
@@ -250,7 +250,7 @@ impl<'a> PhaseTimer<'a> {
             flops: flops(preset),
             seconds: BTreeMap::new(),
             peak: BTreeMap::new(),
-            whole: Vec::new(),
+            whole_seconds: Vec::new(),
             whole_peak: None,
             rounds: 0,
         }
@@ -295,7 +295,7 @@ impl<'a> PhaseTimer<'a> {
         };
         Measurement {
             phases: phases_of(&self.preset.passes).filter_map(phase).collect(),
-            whole: median(self.whole.clone()).map(|seconds| WholeSteps { seconds, peak: self.whole_peak }),
+            whole: median(self.whole_seconds.clone()).map(|seconds| WholeSteps { seconds, peak: self.whole_peak }),
             rounds: self.rounds,
         }
     }

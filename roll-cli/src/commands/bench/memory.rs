@@ -17,7 +17,7 @@ impl Meter {
     /// Watches the device that `backend` names. Make it before the first tensor on that device: GPU memory that is
     /// already in use is not counted.
     pub fn new(device: &Device, backend: &str) -> Self {
-        // A number that is not one was refused when the device was opened.
+        // Text after the colon that is not a number was refused when the device was opened.
         let number = backend.split_once(':').and_then(|(_, number)| number.parse().ok()).unwrap_or(0);
         match is_gpu(device) {
             true => Self::Gpu { number, used_before: memory::used(number).unwrap_or(0) },

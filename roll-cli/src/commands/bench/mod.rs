@@ -29,8 +29,8 @@ pub fn bench(args: Bench) -> Result<()> {
     if args.rounds == 0 {
         return Err(Error::config("--rounds", "must be above 0"));
     }
-    let json = args.json.iter().filter(|path| path.as_os_str() != "-");
-    json.into_iter().try_for_each(|path| refuse_existing(path, args.force))?;
+    let json_file = args.json.iter().filter(|path| path.as_os_str() != "-");
+    json_file.into_iter().try_for_each(|path| refuse_existing(path, args.force))?;
     if args.weight_store == Placement::Streamed && args.weights_dtype.is_some() {
         let problem = "weights in eight bits are not streamed: leave `--weights-dtype` out, or choose `host`";
         return Err(Error::config("--weight-store", problem));

@@ -171,7 +171,8 @@ fn plan(
         ..WanOptions::default()
     };
     let layout = Layout::of(&options, networks.clone(), Machine::planned(&input))?;
-    Plan::new(layout, input, trainable(), vec!["dit2".into()], text_len)
+    let trained_experts = vec!["dit2".into()];
+    Plan::new(layout, input, trainable(), trained_experts, text_len)
 }
 
 /// The trained LoRA.

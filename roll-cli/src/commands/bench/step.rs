@@ -41,7 +41,8 @@ pub fn whole(fixture: &mut Fixture, preset: &Preset<'_>, timer: &mut PhaseTimer<
     }
     let mut pullbacks: Vec<Pullback> = Vec::new();
     let mut d_latents = Tensor::zeros(latents.shape());
-    // A pass of the reference follows each recorded pass, as long as there are any. The rest follow the last one.
+    // A pass of the reference follows each recorded pass, as long as reference passes are left. Further reference
+    // passes follow the last recorded pass.
     let mut references = 0..passes.references();
     for _ in 0..passes.pulled {
         let (velocity, pullback) = run("forward, recorded", Adapter::On, Grad::Record)?;

@@ -41,29 +41,29 @@ pub fn check(args: Check) -> Result<()> {
     let loaded = configuration.or_demo()?.load(&registry)?;
     let config = &loaded.config;
     // The error of opening the devices of the run on this machine, if there is one.
-    let unusable = unusable_device(&config.backend, ranks::of_process(config, process().as_ref()));
+    let device_error = unusable_device(&config.backend, ranks::of_process(config, process().as_ref()));
     // The configuration by which the run is opened here.
-    let opened = if unusable.is_some() { on_the_cpu(&loaded) } else { loaded.clone() };
-    let context = BuildContext { headers_only: true, ..crate::ranks::with_collectives(build_context(&opened))? };
-    let files = model_files(&opened, &registry, &context);
+    let config_here = if device_error.is_some() { on_the_cpu(&loaded) } else { loaded.clone() };
+    let context = BuildContext { headers_only: true, ..crate::ranks::with_collectives(build_context(&config_here))? };
+    let files = model_files(&config_here, &registry, &context);
     // The reason why the model is not opened, if there is one.
-    let unopened = match &files {
+    let why_unopened = match &files {
         Ok(Some(FilesFound { missing, .. })) => {
             missing.as_ref().map(|files| format!("a run would download files first: {files}"))
         }
         Ok(None) => Some(format!("`{}` is not opened: a plugin's model reads its weights", config.model.name)),
         Err(_) => None,
     };
-    let planned = Run::new(opened, &registry, context).each_rank(crate::ranks::adapt);
-    let planned = match (resumed, run.out) {
-        (Some(dir), _) => planned.resume(dir),
-        (None, Some(out)) => planned.dir(out),
-        (None, None) => planned,
+    let run_here = Run::new(config_here, &registry, context).each_rank(crate::ranks::adapt);
+    let run_here = match (resumed, run.out) {
+        (Some(dir), _) => run_here.resume(dir),
+        (None, Some(out)) => run_here.dir(out),
+        (None, None) => run_here,
     };
-    let (mut checked, findings) = planned.check(unopened.is_none())?;
+    let (mut checked, findings) = run_here.check(why_unopened.is_none())?;
     let mut found = Findings::new(findings);
 
-    list_run(config, &args.machine, unusable, planned.directory(), &checked, &mut found)?;
+    list_run(config, &args.machine, device_error, run_here.directory(), &checked, &mut found)?;
     if let Some(NotDemo::WrongModel(note) | NotDemo::MissingPart(note)) = why_not_demo {
         found.note(note);
     }
@@ -81,7 +81,7 @@ pub fn check(args: Check) -> Result<()> {
     if let Ok(Some(files)) = files {
         files.lines.into_iter().for_each(|line| found.good(line));
     }
-    if let Some(note) = unopened {
+    if let Some(note) = why_unopened {
         found.note(note);
     }
     found.print_queued("model");
@@ -111,12 +111,12 @@ fn grad_of_score(registry: &Registry, config: &RunConfig) -> Grad {
     if pulls_score { Grad::Record } else { Grad::Skip }
 }
 
-/// Lists the components, the devices, the ranks and the directory of the run. `unusable` is the error of opening the
-/// run's devices on this machine, if there is one.
+/// Lists the components, the devices, the ranks and the directory of the run. `device_error` is the error of opening
+/// the run's devices on this machine, if there is one.
 fn list_run(
     config: &RunConfig,
     machine: &MachineArgs,
-    unusable: Option<Error>,
+    device_error: Option<Error>,
     directory: Result<PathBuf>,
     checked: &Checked,
     found: &mut Findings,
@@ -125,7 +125,7 @@ fn list_run(
     let names = [("", &config.algo.name), (" of ", &config.model.name), (" by ", &config.strategy.name)];
     found.good(names.map(|(word, name)| format!("{word}`{name}`")).concat());
     found.good(format!("backend `{}`", config.backend));
-    if let Some(error) = unusable {
+    if let Some(error) = device_error {
         // No problem for a run on another machine (`--on`), which may have the devices.
         let is_for_other_machine = machine.on.is_some() && Backend::of(&config.backend).is_ok();
         let why = format!("{}\neverything else is checked on the CPU", error.chain());
@@ -234,8 +234,8 @@ fn list_needs(
     match planned {
         Ok((machine, needs)) => {
             let memory_is_known = args.on.is_some() || args.memory.is_some() || computes_in_host_memory(config);
-            memory(&needs, &machine, memory_is_known, found);
-            time(&needs, steps, found);
+            list_memory(&needs, &machine, memory_is_known, found);
+            list_time(&needs, steps, found);
             if let Some(note) = cpu_note(config, args.on.as_deref(), &needs) {
                 found.note(note);
             }
@@ -265,7 +265,7 @@ fn cpu_note(config: &RunConfig, on: Option<&str>, needs: &Needs) -> Option<Strin
 }
 
 /// Memory and time of a run in one line; `None` if they are unknown.
-pub fn estimated(loaded: &LoadedConfig, registry: &Registry) -> Option<String> {
+pub fn estimate_line(loaded: &LoadedConfig, registry: &Registry) -> Option<String> {
     let config = &loaded.config;
     let machine = machine(&MachineArgs::default(), loaded).ok()?;
     let size = fixed_size(loaded).ok()?;
@@ -312,7 +312,7 @@ pub(super) fn model_files(
 
 /// Lists the items of memory, and whether they fit. With `is_known` false, the memory of the devices that the run is
 /// for is not known.
-fn memory(needs: &Needs, machine: &PlannedMachine, is_known: bool, found: &mut Findings) {
+fn list_memory(needs: &Needs, machine: &PlannedMachine, is_known: bool, found: &mut Findings) {
     for item in needs.memory.iter().filter(|item| item.device + item.host > 0) {
         let host = if item.host > 0 { format!(", {} of host memory", in_words(item.host)) } else { String::new() };
         found.good(format!("{:<28} {:>11}{host}", item.label(), in_words(item.device)));
@@ -333,7 +333,7 @@ fn memory(needs: &Needs, machine: &PlannedMachine, is_known: bool, found: &mut F
 }
 
 /// Lists the time of a step, and of all `steps` if their number is known.
-fn time(needs: &Needs, steps: Option<u64>, found: &mut Findings) {
+fn list_time(needs: &Needs, steps: Option<u64>, found: &mut Findings) {
     if needs.time.is_empty() {
         return;
     }

@@ -27,7 +27,7 @@ pub fn template(loaded: &LoadedConfig, sections: &[Section]) -> Result<String> {
     );
     let mut writer = Writer { sections, set_keys, text: &mut text };
     let whole = tree.as_object().cloned().unwrap_or_default();
-    let (plain, nested): (Map<_, _>, Map<_, _>) = whole.into_iter().partition(|(_, value)| !holds_keys(value));
+    let (plain, nested): (Map<_, _>, Map<_, _>) = whole.into_iter().partition(|(_, value)| !is_nested(value));
     // Plain values come before sections: after one, a person would take them for keys of the section.
     let top = MapContext { key: "", indent: 0, component: None };
     writer.write_map(&top, &plain);
@@ -36,7 +36,7 @@ pub fn template(loaded: &LoadedConfig, sections: &[Section]) -> Result<String> {
 }
 
 /// Whether the value is written on lines of its own below its key.
-fn holds_keys(value: &Json) -> bool {
+fn is_nested(value: &Json) -> bool {
     match value {
         Json::Object(map) => !map.is_empty(),
         Json::Array(items) => items.iter().any(Json::is_object),
@@ -77,17 +77,17 @@ impl<'a> Writer<'a> {
         if context.component.is_some() {
             // In the tree the keys that were set come first. Here `name` comes first, and then all options in the order
             // of the component's documentation.
-            entries.sort_by_key(|(name, _)| (*name != "name", self.rank(context, name)));
+            entries.sort_by_key(|(name, _)| (*name != "name", self.position(context, name)));
         }
         for (name, value) in entries {
             let key = if context.key.is_empty() { name.clone() } else { format!("{}.{name}", context.key) };
             let sections = self.sections;
-            let documented = self.documentation(context, &key);
+            let documentation = self.documentation(context, &key);
             if context.indent == 0 {
                 self.text.push('\n');
             }
-            if let Some(documented) = documented {
-                self.write_documentation(context.indent, documented);
+            if let Some(documentation) = documentation {
+                self.write_documentation(context.indent, documentation);
             } else if let Some(section) = sections.iter().find(|s| s.name == *name && s.component.is_none()) {
                 self.write_comment(context.indent, &section.about);
             }
@@ -98,7 +98,7 @@ impl<'a> Writer<'a> {
             let mark = if is_active { "" } else { "#" };
             match value {
                 // A map whose keys are listed one by one.
-                Json::Object(inner) if !inner.is_empty() && (documented.is_none() || own_component.is_some()) => {
+                Json::Object(inner) if !inner.is_empty() && (documentation.is_none() || own_component.is_some()) => {
                     // A section is not commented out: with all of its keys commented out, it has no effect.
                     let mark = if context.indent == 0 { "" } else { mark };
                     self.write_line(context.indent, &format!("{mark}{name}:"));
@@ -131,7 +131,7 @@ impl<'a> Writer<'a> {
     }
 
     /// The position of an option among those of its component.
-    fn rank(&self, context: &MapContext<'_>, name: &str) -> usize {
+    fn position(&self, context: &MapContext<'_>, name: &str) -> usize {
         let Some(ComponentAt { kind, name: component, .. }) = context.component else { return 0 };
         let section = self.sections.iter().find(|s| s.component == Some((kind, component)));
         let has_name = |key: &Key| key.name.split('.').any(|part| part == name);

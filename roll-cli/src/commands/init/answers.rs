@@ -75,7 +75,7 @@ impl<'a> Answers<'a> {
     /// Sets a key without a question. A value of `--set` for the key takes precedence.
     pub fn put(&mut self, key: &str, value: impl Into<Json>) -> Result<()> {
         let value = match self.take(key) {
-            Some(text) => self.value(key, &text).while_doing(|| in_arguments(key, &text))?,
+            Some(text) => self.parse(key, &text).while_doing(|| in_arguments(key, &text))?,
             None => value.into(),
         };
         self.replace(key, value);
@@ -100,7 +100,7 @@ impl<'a> Answers<'a> {
         let mut options = Options::new();
         let mut given_values = Vec::new();
         for (key, text) in &self.given {
-            given_values.push((key.clone(), self.value(key, text).while_doing(|| in_arguments(key, text))?));
+            given_values.push((key.clone(), self.parse(key, text).while_doing(|| in_arguments(key, text))?));
         }
         for (key, value) in self.values.iter().chain(&given_values) {
             let Some(name) = key.strip_prefix(section).and_then(|rest| rest.strip_prefix('.')) else { continue };
@@ -145,7 +145,7 @@ impl<'a> Answers<'a> {
     }
 
     /// Parses `text` as a value of a key. Fails if the key takes no such value.
-    pub fn value(&self, key: &str, text: &str) -> Result<Json> {
+    pub fn parse(&self, key: &str, text: &str) -> Result<Json> {
         let known = self.key(key);
         let mut value = match known {
             Some(known) if known.is_text() => Json::from(text),
@@ -167,10 +167,10 @@ impl<'a> Answers<'a> {
         Ok(value)
     }
 
-    /// Asks until `accept` takes the answer, and sets the key to the accepted value. Returns whether there is an
-    /// answer.
+    /// Asks until `accept` takes the answer, unless `--set` has one, and sets the key to the accepted value. Returns
+    /// whether there is an answer.
     pub fn ask(&mut self, question: &Question, accept: impl FnMut(&Self, &str) -> Result<Json>) -> Result<bool> {
-        let answer = self.answer(question, accept)?;
+        let answer = self.ask_without_setting(question, accept)?;
         let is_there = answer.is_some();
         if let Some(value) = answer {
             self.replace(question.key, value);
@@ -178,8 +178,8 @@ impl<'a> Answers<'a> {
         Ok(is_there)
     }
 
-    /// As [`Answers::ask`], but returns the accepted answer and sets no key. `--set` can answer it, too.
-    pub fn answer<T>(
+    /// As [`Answers::ask`], but returns the accepted answer and sets no key.
+    pub fn ask_without_setting<T>(
         &mut self,
         question: &Question,
         mut accept: impl FnMut(&Self, &str) -> Result<T>,

@@ -151,19 +151,19 @@ impl Interview<'_, '_> {
                     Some(_) => Ok(gpu.into()),
                     None => {
                         Backend::of(text.split(':').next().unwrap_or(text))?;
-                        answers.value("backend", text)
+                        answers.parse("backend", text)
                     }
                 }
             })?;
             let (computes_on_gpus, computes_on_several) = (chosen > 0, chosen == SEVERAL_GPUS);
             if computes_on_gpus {
                 let question = Question::new("--memory", "GB of memory of each GPU", 80);
-                let gigabytes = self.answers.answer(&question, |_, text| positive(text))?;
+                let gigabytes = self.answers.ask_without_setting(&question, |_, text| positive(text))?;
                 place = Place { devices: 1, gigabytes: gigabytes.unwrap_or_default() };
             }
             if computes_on_several {
                 let question = Question::new("ranks", "Number of GPUs", 8);
-                self.answers.ask(&question, |answers, text| answers.value("ranks", text))?;
+                self.answers.ask(&question, |answers, text| answers.parse("ranks", text))?;
                 let ranks = self.answers.get("ranks").and_then(Json::as_u64).unwrap_or(1);
                 place.devices = ranks as usize;
             }
@@ -186,7 +186,7 @@ impl Interview<'_, '_> {
         let registry = self.registry;
         let mut trained_parameters = 0;
         let is_named = self.answers.ask(&question, |answers, text| {
-            let value = answers.value("model.model_path", text)?;
+            let value = answers.parse("model.model_path", text)?;
             trained_parameters = open_model(registry, answers, Some(("model_path", &value)))?.parameter_count();
             Ok(value)
         })?;
@@ -207,7 +207,7 @@ impl Interview<'_, '_> {
             };
             let file = |answers: &Answers, key: &str, text: &str| {
                 std::fs::metadata(text).map_err(Error::file("read", text))?;
-                answers.value(key, text)
+                answers.parse(key, text)
             };
             let data = Question::new("algo.data", lines, "data.jsonl");
             self.answers.ask(&data, |answers, text| file(answers, "algo.data", text))?;
@@ -273,7 +273,7 @@ impl Interview<'_, '_> {
         let sentence = about.split(". ").next().unwrap_or_default().trim_end_matches('.');
         let proposed = PROPOSED.iter().find(|(its_component, name, _)| *its_component == component && *name == key);
         let question = Question::new(key, sentence, proposed.map_or("", |(_, _, answer)| answer));
-        self.answers.ask(&question, |answers, text| answers.value(key, text)).map(drop)
+        self.answers.ask(&question, |answers, text| answers.parse(key, text)).map(drop)
     }
 
     /// Asks for the number of steps, the learning rate, and the steps between checkpoints.
@@ -298,7 +298,7 @@ impl Interview<'_, '_> {
 
     /// Asks for the value of a key.
     fn ask_value(&mut self, key: &str, asks: &str, default: impl ToString) -> Result<()> {
-        self.answers.ask(&Question::new(key, asks, default), |answers, text| answers.value(key, text)).map(drop)
+        self.answers.ask(&Question::new(key, asks, default), |answers, text| answers.parse(key, text)).map(drop)
     }
 }
 

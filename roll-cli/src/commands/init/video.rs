@@ -15,7 +15,7 @@ use super::{Interview, Place, context, open_model};
 
 /// Number of parameters above which a model counts as a published one, and not as a toy. A published model makes videos
 /// in few steps only if it is distilled.
-const PUBLISHED: f64 = 1e9;
+const MIN_PUBLISHED_PARAMETERS: f64 = 1e9;
 /// At most this many clips are probed for their size and length.
 const MAX_PROBED: usize = 500;
 /// `[height, width]` that is proposed for prompts without clips. Sizes with more pixels are not proposed.
@@ -57,7 +57,7 @@ impl Interview<'_, '_> {
         let Some(files) = self.ask_model_files()? else { return Ok(None) };
         let unit = self.ask_tokenizer(&files)?;
         let trains_on_clips = algorithm == "flow_matching";
-        if files.parameters > PUBLISHED {
+        if files.parameters > MIN_PUBLISHED_PARAMETERS {
             self.set_published(algorithm, &files, place)?;
         }
         let data = self.ask_data(trains_on_clips, unit)?;
@@ -95,7 +95,7 @@ impl Interview<'_, '_> {
                 has_tokenizer: files.tokenizer.is_some(),
                 has_text_encoder: files.text_encoder.is_some(),
             });
-            answers.value(key, text)
+            answers.parse(key, text)
         })?;
         Ok(found)
     }
@@ -121,7 +121,7 @@ impl Interview<'_, '_> {
             Path::new(self.answers.text("model.model_paths")).parent().map(|folder| folder.join(usual));
         let proposed = beside_weights.filter(|path| path.is_dir()).unwrap_or_else(|| usual.into());
         self.answers.ask(&Question::new(KEY, "Directory of its tokenizer", proposed.display()), |answers, text| {
-            let value = answers.value(KEY, text)?;
+            let value = answers.parse(KEY, text)?;
             open_with(answers, &value)?;
             Ok(value)
         })?;
@@ -142,7 +142,7 @@ impl Interview<'_, '_> {
             let is_merged = self.answers.ask(&question, |answers, text| {
                 let value = match text.split_once(',') {
                     Some((high, low)) if files.experts > 1 => json!({"dit": high.trim(), "dit2": low.trim()}),
-                    _ => answers.value(KEY, text)?,
+                    _ => answers.parse(KEY, text)?,
                 };
                 open_model(registry, answers, Some(("base_lora", &value)))?;
                 Ok(value)
@@ -182,7 +182,7 @@ impl Interview<'_, '_> {
             Question::new("data.metadata", "Table or directory of clips, or text file of prompts", "data.csv");
         self.answers.ask(&question, |answers, text| {
             data = look(text, trains_on_clips)?;
-            answers.value("data.metadata", text)
+            answers.parse("data.metadata", text)
         })?;
         let size = data
             .size
@@ -195,7 +195,7 @@ impl Interview<'_, '_> {
         ];
         for (key, asks, proposed, multiple) in sides {
             self.answers.ask(&Question::new(key, asks, proposed), |answers, text| {
-                let value = answers.value(key, text)?;
+                let value = answers.parse(key, text)?;
                 match value.as_u64() {
                     Some(side) if side.is_multiple_of(multiple as u64) => Ok(value),
                     _ => Err(Error::config(key, format!("expected a multiple of {multiple}, found {text}"))),
@@ -246,7 +246,7 @@ impl Interview<'_, '_> {
         self.answers.ask(&question, |answers, text| {
             look(text, trains_on_clips)?;
             rows = Metadata::open(&data_config(text))?.rows.len();
-            answers.value(KEY, text)
+            answers.parse(KEY, text)
         })?;
         if rows as u64 > MAX_EVALUATED {
             self.answers.put("evaluation.samples", MAX_EVALUATED)?;
@@ -277,7 +277,7 @@ impl Interview<'_, '_> {
         let mut needs_picture = false;
         self.answers.ask(&question, |answers, text| {
             if text.starts_with('[') {
-                return answers.value(KEY, text);
+                return answers.parse(KEY, text);
             }
             let texts = match Path::new(text).is_file() {
                 true => Metadata::open(&data_config(text))?.rows.into_iter().map(|row| row.prompt).collect(),
@@ -289,7 +289,7 @@ impl Interview<'_, '_> {
         })?;
         if needs_picture {
             let question = Question::new("evaluation.prompts.0.image", "Picture that these videos begin with", "");
-            let picture = self.answers.answer(&question, |_, text| {
+            let picture = self.answers.ask_without_setting(&question, |_, text| {
                 check_input("", Some(text))?;
                 Ok(text.to_string())
             })?;

@@ -21,15 +21,15 @@ const MAX_HEAD: usize = 8 << 10;
 const MAX_HEADERS: usize = 64;
 /// A newcomer's connection ends after this time.
 const HEAD_TIME: Duration = Duration::from_secs(1);
-/// Most newcomers at a time. One more ends the oldest of them, so that strangers who connect and send nothing cannot
-/// keep a browser out, which sends its request at once.
+/// Most newcomers at a time. A further one ends the oldest one, so that strangers who connect and send nothing cannot
+/// keep out a browser, which sends its request at once.
 const MAX_NEWCOMERS: usize = 64;
 /// Most connections with the token that are served at a time. Others get the status 503.
 const MAX_CONNECTIONS: usize = 32;
 /// The bytes that a reader sends besides its request are read until this time after the beginning of the answer.
 const CLOSE_TIME: Duration = Duration::from_secs(1);
 /// Bytes of a part of an answer.
-const PART: usize = 64 << 10;
+const PART_BYTES: usize = 64 << 10;
 /// The reader must take each part of the answer within this time.
 const PART_TIME: Duration = Duration::from_secs(5);
 /// Time before the next connection is accepted after one could not be.
@@ -210,18 +210,18 @@ impl Newcomers {
     }
 }
 
-/// One of [`MAX_CONNECTIONS`] places, held while a connection is served.
-struct Place<'a>(&'a AtomicUsize);
+/// One of [`MAX_CONNECTIONS`] slots, held while a connection is served.
+struct ConnectionSlot<'a>(&'a AtomicUsize);
 
-impl<'a> Place<'a> {
-    /// Takes a place, counted in `taken`; `None` if all are taken.
+impl<'a> ConnectionSlot<'a> {
+    /// Takes a slot, counted in `taken`; `None` if all are taken.
     fn take(taken: &'a AtomicUsize) -> Option<Self> {
         let one_more = |count: usize| (count < MAX_CONNECTIONS).then_some(count + 1);
         taken.fetch_update(Ordering::Relaxed, Ordering::Relaxed, one_more).ok().map(|_| Self(taken))
     }
 }
 
-impl Drop for Place<'_> {
+impl Drop for ConnectionSlot<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
@@ -232,7 +232,7 @@ struct Server<F> {
     access: Access,
     answer: F,
     newcomers: Newcomers,
-    /// Number of [`Place`]s that are taken.
+    /// Number of [`ConnectionSlot`]s that are taken.
     taken: AtomicUsize,
 }
 
@@ -268,8 +268,8 @@ impl<F: Fn(&Request) -> Response> Server<F> {
             Ok(request) => {
                 self.newcomers.remove(number);
                 // Held until the answer is sent.
-                let place = Place::take(&self.taken);
-                let response = match &place {
+                let slot = ConnectionSlot::take(&self.taken);
+                let response = match &slot {
                     Some(_) => (self.answer)(&request),
                     None => Response::text(503, "too many connections\n"),
                 };
@@ -339,10 +339,10 @@ fn send(mut stream: TcpStream, response: Response, request: Option<&Request>, de
             false => stream.write_all(bytes),
         };
         match response.body {
-            Body::Text(text) | Body::Page(text, _) => text.as_bytes().chunks(PART).try_for_each(&mut write)?,
+            Body::Text(text) | Body::Page(text, _) => text.as_bytes().chunks(PART_BYTES).try_for_each(&mut write)?,
             Body::Video(mut file) => {
                 file.seek(SeekFrom::Start(sent.start))?;
-                let (mut bytes, mut buffer) = (file.take(sent.end - sent.start), vec![0; PART]);
+                let (mut bytes, mut buffer) = (file.take(sent.end - sent.start), vec![0; PART_BYTES]);
                 loop {
                     match bytes.read(&mut buffer)? {
                         0 => break,
@@ -530,9 +530,9 @@ mod tests {
     #[test]
     fn connections_with_the_token_are_bounded_in_number() {
         let taken = AtomicUsize::new(0);
-        let places: Vec<_> = (0..MAX_CONNECTIONS).map_while(|_| Place::take(&taken)).collect();
-        assert!(places.len() == MAX_CONNECTIONS && Place::take(&taken).is_none());
+        let places: Vec<_> = (0..MAX_CONNECTIONS).map_while(|_| ConnectionSlot::take(&taken)).collect();
+        assert!(places.len() == MAX_CONNECTIONS && ConnectionSlot::take(&taken).is_none());
         drop(places);
-        assert!(Place::take(&taken).is_some());
+        assert!(ConnectionSlot::take(&taken).is_some());
     }
 }

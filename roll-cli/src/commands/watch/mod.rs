@@ -51,7 +51,7 @@ pub fn watch(args: Watch) -> Result<()> {
     let failed = || Error::failed(format!("port {} of 127.0.0.1 cannot be served; leave out `--port`", args.port));
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, args.port)).map_err(failed())?;
     let port = listener.local_addr().map_err(failed())?.port();
-    let access = Access { port, token: random() };
+    let access = Access { port, token: random_hex() };
     let voting = args.vote.then(|| format!("/vote?token={}", access.token));
     println!("http://127.0.0.1:{port}/?token={}", access.token);
     if let Some(path) = &voting {
@@ -63,15 +63,16 @@ pub fn watch(args: Watch) -> Result<()> {
         version: String::new(),
         html: "".into(),
         next_page_at: Instant::now(),
-        stopped: Vec::new(),
+        asked_to_stop: Vec::new(),
     });
     state.lock().unwrap_or_else(PoisonError::into_inner).look_for_runs();
-    let watched = Watched { can_stop_runs: args.control, voting, token: access.token.clone(), nonce: random(), state };
+    let (token, nonce) = (access.token.clone(), random_hex());
+    let watched = Watched { can_stop_runs: args.control, voting, token, nonce, state };
     http::serve(&listener, access, move |request| watched.answer(request))
 }
 
 /// 128 random bits, hexadecimal.
-fn random() -> String {
+fn random_hex() -> String {
     format!("{:032x}", rand::random::<u128>())
 }
 
@@ -100,7 +101,7 @@ struct State {
     /// The page is not made anew before this time.
     next_page_at: Instant,
     /// The processes that were asked to stop.
-    stopped: Vec<Process>,
+    asked_to_stop: Vec<Process>,
 }
 
 /// A directory that an argument names: the directory of one run, or of several runs.
@@ -178,7 +179,7 @@ impl Watched {
         let runs = self.runs();
         let has_ended = |run: &PathBuf| {
             let has_summary = RunDir::open(run).is_ok_and(|dir| dir.summary_path().exists());
-            has_summary && matches!(writer(run, &[]), Writer::Absent | Writer::Unknown)
+            has_summary && matches!(state_of_writer(run, &[]), Writer::Absent | Writer::Unknown)
         };
         votes::next(&runs, runs.iter().all(has_ended))
     }
@@ -192,7 +193,7 @@ impl Watched {
             return Ok(state);
         }
         state.look_for_runs();
-        let writers: Vec<Writer> = state.runs.iter().map(|run| writer(run, &state.stopped)).collect();
+        let writers: Vec<Writer> = state.runs.iter().map(|run| state_of_writer(run, &state.asked_to_stop)).collect();
         let mut hasher = DefaultHasher::new();
         let states_of_writers: Vec<_> = writers.iter().map(std::mem::discriminant).collect();
         (live::version(&state.runs), states_of_writers).hash(&mut hasher);
@@ -262,14 +263,14 @@ impl Watched {
         let Some(process) = writer::of(&run) else {
             return Response::text(409, "no process of yours writes this run");
         };
-        if state.stopped.contains(&process) {
+        if state.asked_to_stop.contains(&process) {
             return Response::text(409, "the run was asked to stop already");
         }
         match process.stop(&run) {
             Err(error) => Response::text(409, &error.chain()),
             Ok(()) => {
                 tracing::info!("{} was asked to stop", run.display());
-                state.stopped.push(process);
+                state.asked_to_stop.push(process);
                 state.next_page_at = Instant::now();
                 Response::text(202, "asked to stop")
             }
@@ -283,18 +284,18 @@ impl Watched {
     }
 }
 
-/// The state of the process that writes the run. `stopped` has the processes that were asked to stop.
+/// The state of the process that writes the run. `asked_to_stop` has the processes that were asked to stop.
 #[cfg(target_os = "linux")]
-fn writer(run: &Path, stopped: &[Process]) -> Writer {
+fn state_of_writer(run: &Path, asked_to_stop: &[Process]) -> Writer {
     match writer::of(run) {
         None => Writer::Absent,
-        Some(process) if stopped.contains(&process) => Writer::Stopping,
+        Some(process) if asked_to_stop.contains(&process) => Writer::Stopping,
         Some(process) => Writer::Running(process.peak_memory()),
     }
 }
 
 /// The state of the process that writes the run, which is not known on systems other than Linux.
 #[cfg(not(target_os = "linux"))]
-fn writer(_run: &Path, _stopped: &[Process]) -> Writer {
+fn state_of_writer(_run: &Path, _asked_to_stop: &[Process]) -> Writer {
     Writer::Unknown
 }

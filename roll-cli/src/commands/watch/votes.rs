@@ -52,6 +52,6 @@ fn expected_questions(run: &Path, questions: &[(SystemTime, String, bool)]) -> u
     let Ok(logged) = std::fs::metadata(&metrics).and_then(|metadata| metadata.modified()) else { return 0 };
     let Some((steps_done, all_steps)) = live::steps(run) else { return 0 };
     // Questions that are newer than the last line of the metrics belong to a step that is not done.
-    let asked = questions.iter().filter(|(time, ..)| *time <= logged).count();
-    (asked as u64 * all_steps).checked_div(steps_done).unwrap_or_default() as usize
+    let asked_count = questions.iter().filter(|(time, ..)| *time <= logged).count();
+    (asked_count as u64 * all_steps).checked_div(steps_done).unwrap_or_default() as usize
 }

@@ -47,7 +47,7 @@ const REQUEST_TIMEOUT: u16 = 408;
 const RANGE_NOT_SATISFIABLE: u16 = 416;
 const TOO_MANY_REQUESTS: u16 = 429;
 /// The refusals after which a request is repeated. [`RANGE_NOT_SATISFIABLE`] is the answer if a part was longer than
-/// the file; the part has been removed then.
+/// the file; that part has been removed by then.
 const WORTH_A_RETRY: [u16; 3] = [REQUEST_TIMEOUT, RANGE_NOT_SATISFIABLE, TOO_MANY_REQUESTS];
 
 type Result<T, E = ureq::Error> = std::result::Result<T, E>;
@@ -110,7 +110,7 @@ impl<'a> Download<'a> {
     /// Downloads the files that the cache lacks, from the revision of the cached snapshot, or from `main`.
     ///
     /// Only one process downloads a model at a time. A process that had to wait returns without a download if `is_done`
-    /// then returns true.
+    /// returns true after the wait.
     pub(super) fn run(&self, is_done: impl Fn() -> Result<bool, HubError>) -> Result<(), HubError> {
         let cache_error = |e: io::Error| self.failed(self.model, e.into());
         fs::create_dir_all(self.repository.join("refs")).map_err(cache_error)?;
@@ -122,13 +122,14 @@ impl<'a> Download<'a> {
                 return Ok(());
             }
         }
-        let cached = snapshot(&self.repository);
-        let revision = cached.as_deref().and_then(Path::file_name).map_or("main".into(), |name| name.to_string_lossy());
+        let cached_snapshot = snapshot(&self.repository);
+        let revision = cached_snapshot.as_deref().and_then(Path::file_name);
+        let revision = revision.map_or("main".into(), |name| name.to_string_lossy());
         let (commit, names) = self.list(&revision).map_err(|e| self.failed(self.model, e))?;
         self.check_needed(&names)?;
         let mut unfinished = self.unfinished();
         unfinished.extend(self.needed.iter().map(|pattern| pattern.to_string()));
-        if cached.is_none() {
+        if cached_snapshot.is_none() {
             // A new snapshot will contain only the files that are requested now. A later request for all files (`**`)
             // must not take it for complete.
             unfinished.insert("**".into());
@@ -191,8 +192,8 @@ impl<'a> Download<'a> {
     fn fetch(&self, commit: &str, name: &str) -> Result<()> {
         let blobs = self.repository.join("blobs");
         fs::create_dir_all(&blobs)?;
-        let unique = unique_name(commit, name);
-        let part = blobs.join(format!("{unique}.part"));
+        let part_name = unique_name(commit, name);
+        let part = blobs.join(format!("{part_name}.part"));
         // The last byte is requested again, so that a part that is already complete is no special case.
         let requested_start = fs::metadata(&part).map_or(0, |part| part.len().saturating_sub(1));
         let url = format!("{}/{}/resolve/{commit}/{}", self.remote.endpoint, self.model, in_url(name));
@@ -205,7 +206,7 @@ impl<'a> Download<'a> {
         // As in the Python library, a blob is named by the ETag of its file.
         let etag = etag.as_deref().map(|etag| etag.trim_start_matches("W/").trim_matches('"'));
         let etag = etag.filter(|etag| is_plain(etag));
-        let blob = blobs.join(etag.unwrap_or(&unique));
+        let blob = blobs.join(etag.unwrap_or(&part_name));
         if fs::metadata(&blob).map_or(true, |blob| blob.len() != size) {
             self.receive(response, &part, start, size, name)?;
             check_hash(&part, etag)?;
@@ -259,8 +260,8 @@ impl<'a> Download<'a> {
         Err(ureq::Error::TooManyRedirects)
     }
 
-    /// Writes the body to `part` from byte `start` on. Fails unless the file then has `size` bytes. `name` is for the
-    /// log.
+    /// Writes the body to `part` from byte `start` on. Fails unless the file has `size` bytes in the end. `name` is for
+    /// the log.
     fn receive(&self, mut response: Response<Body>, part: &Path, start: u64, size: u64, name: &str) -> Result<()> {
         let megabytes = size / 1_000_000;
         tracing::info!(model = self.model, file = name, megabytes, "downloading");

@@ -1,7 +1,7 @@
 //! What the header of an adapter's file says about the adapter (`roll.*`): transformer, rank, layers, base network,
 //! number of steps and experiment. Other programs ignore these entries; this project reads and writes them.
 //!
-//! The header may also lack the transformer. [`named_expert`] then looks for it in names.
+//! If the header lacks the transformer, [`named_expert`] looks for it in names.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -50,11 +50,11 @@ pub fn expert_of_name(path: &Path) -> Option<Expert> {
 }
 
 /// Keys of a header under which other programs store the name of an adapter, or of the weights that it was trained on.
-const NAMES: [&str; 4] = ["ss_output_name", "modelspec.title", "name", "ss_sd_model_name"];
+const NAME_KEYS: [&str; 4] = ["ss_output_name", "modelspec.title", "name", "ss_sd_model_name"];
 
 /// The transformer that a name in the header contains, and the key.
 pub fn expert_of_header(header: &BTreeMap<String, String>) -> Option<(Expert, &'static str)> {
-    NAMES.into_iter().find_map(|key| Some((expert_in(header.get(key)?)?, key)))
+    NAME_KEYS.into_iter().find_map(|key| Some((expert_in(header.get(key)?)?, key)))
 }
 
 /// The transformer that a name contains, and which name: of the file, else in the file's header, else of the file's

@@ -76,12 +76,13 @@ impl From<LoraError> for Error {
 /// which networks have such layers. `total` is the number of the LoRA's layers.
 pub fn not_in_base(missing: &[&str], total: usize) -> String {
     let is_of_language_model = |name: &&str| name.contains("layers.") && name.contains("_proj");
-    let guess = match missing {
-        all if all.iter().all(is_of_language_model) => "it is one of a language model",
-        all if all.iter().all(|name| layer_names::is_known(name.trim_end_matches(".weight"))) => {
-            "they are layers of Wan: is it for a model of another kind or size?"
-        }
-        _ => "is it for another model?",
+    let is_of_wan = |name: &&str| layer_names::is_known(name.trim_end_matches(".weight"));
+    let guess = if missing.iter().all(is_of_language_model) {
+        "it is one of a language model"
+    } else if missing.iter().all(is_of_wan) {
+        "they are layers of Wan: is it for a model of another kind or size?"
+    } else {
+        "is it for another model?"
     };
     const MAX_NAMES: usize = 40;
     format!(

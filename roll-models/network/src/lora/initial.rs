@@ -35,19 +35,19 @@ pub struct InitialAdapter {
 }
 
 impl InitialAdapter {
-    /// Adds up one or several adapters of one network. `linear` are the names of the network's linear layers. Fails if
-    /// the configuration requests another rank, alpha or set of layers than the files have.
-    pub fn new(adapters: Vec<OpenedAdapter>, request: &LoraRequest, linear: &[String]) -> Result<Self> {
+    /// Adds up one or several adapters of one network, which has these `linear_layers`. Fails if the configuration
+    /// requests another rank, alpha or set of layers than the files have.
+    pub fn new(adapters: Vec<OpenedAdapter>, request: &LoraRequest, linear_layers: &[String]) -> Result<Self> {
         let files: Vec<String> = adapters.iter().map(|adapter| adapter.path.display().to_string()).collect();
         let files = files.join(", ");
         let has_several = adapters.len() > 1;
-        let names: Vec<String> = linear.iter().map(|layer| format!("{layer}.weight")).collect();
+        let names: Vec<String> = linear_layers.iter().map(|layer| format!("{layer}.weight")).collect();
         let mut loras = Vec::new();
         for OpenedAdapter { path, strength, weights, .. } in adapters {
             match weights {
                 AdapterWeights::Lora(mut lora) => {
                     lora.resolve(names.iter().map(String::as_str));
-                    loras.push((checked(lora, &path, linear)?, strength, path));
+                    loras.push((checked(lora, &path, linear_layers)?, strength, path));
                 }
                 AdapterWeights::Full(_) if has_several || strength != 1.0 => {
                     let problem = "holds all weights of a network: it can be used alone, and whole";
@@ -76,7 +76,7 @@ impl InitialAdapter {
             _ => sum_of(&loras)?,
         };
         if let Trainable::Layers { ranks, scale } = &initial.trainable {
-            check_request(ranks, *scale, request, linear, &files)?;
+            check_request(ranks, *scale, request, linear_layers, &files)?;
         }
         Ok(initial)
     }
@@ -99,9 +99,9 @@ impl InitialAdapter {
 }
 
 /// Returns `lora` without the layers of an image encoder's branch, if the network does not have this branch. Fails on
-/// other layers that are not in `linear`, and on parts that cannot be trained or added up: whole differences, biases,
-/// adapters of convolutions.
-fn checked(mut lora: Lora, path: &Path, linear: &[String]) -> Result<Lora> {
+/// other layers that are not in `linear_layers`, and on parts that cannot be trained or added up: whole differences,
+/// biases, adapters of convolutions.
+fn checked(mut lora: Lora, path: &Path, linear_layers: &[String]) -> Result<Lora> {
     let refuse = |what: &str, layer: &str| {
         Err(Error::bad_file(
             path,
@@ -117,7 +117,7 @@ fn checked(mut lora: Lora, path: &Path, linear: &[String]) -> Result<Lora> {
     if let Some((layer, _)) = lora.layers.iter().find(|(_, layer)| layer.down.shape().len() != 2) {
         return refuse("adapters of convolutions", layer);
     }
-    let is_linear = |layer: &str| linear.iter().any(|name| name == layer);
+    let is_linear = |layer: &str| linear_layers.iter().any(|name| name == layer);
     let missing: Vec<String> = lora.layers.keys().filter(|layer| !is_linear(layer)).cloned().collect();
     let (image_layers, other_layers): (Vec<&str>, Vec<&str>) =
         missing.iter().map(String::as_str).partition(|layer| lacks_image_branch(layer, is_linear));
@@ -200,12 +200,13 @@ fn shape_of(layer: &Layer) -> [usize; 2] {
     [layer.up.shape()[0], layer.down.shape()[1]]
 }
 
-/// Fails if the configuration requests another rank, alpha or set of layers than the files have; the error names both.
+/// Fails if the configuration requests another rank, alpha or set of layers than the files have; the error names both
+/// values.
 fn check_request(
     ranks: &BTreeMap<String, usize>,
     scale: f64,
     request: &LoraRequest,
-    linear: &[String],
+    linear_layers: &[String],
     files: &str,
 ) -> Result<()> {
     let differs = |key: &str, requested: String, found: String| {
@@ -241,7 +242,7 @@ fn check_request(
     if let Some(targets) = &request.targets {
         let is_requested = |layer: &str| targets.iter().any(|target| is_target(layer, target));
         let not_requested = ranks.keys().find(|layer| !is_requested(layer));
-        let missing = linear.iter().find(|layer| is_requested(layer) && !ranks.contains_key(*layer));
+        let missing = linear_layers.iter().find(|layer| is_requested(layer) && !ranks.contains_key(*layer));
         let example = match (not_requested, missing) {
             (Some(layer), _) => format!("`{layer}` too"),
             (_, Some(layer)) => format!("no `{layer}`"),

@@ -88,19 +88,19 @@ const WRAPPERS: &[&str] = &["_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wr
 const PARALLEL: &str = "module.";
 
 /// A layer's name without prefixes and wrappers.
-struct Bare<'a> {
+struct BareLayer<'a> {
     convention: Option<Convention>,
     expert: Option<Expert>,
     layer: Cow<'a, str>,
 }
 
-impl<'a> Bare<'a> {
+impl<'a> BareLayer<'a> {
     /// Removes prefixes and wrappers from `name`, in any order. A second prefix is removed only if the rest is a layer
     /// of Wan: `base_model.model.transformer.h.0` of a language model is its layer `transformer.h.0`. Returns `None` if
     /// two prefixes name different experts.
     fn of(name: &'a str) -> Option<Self> {
         let mut bare = Self { convention: None, expert: None, layer: without_wrappers(name) };
-        // The name before the removal of the first prefix that may be part of it.
+        // `bare.layer` before the removal of the first prefix that may be part of the layer's name.
         let mut before_uncertain_prefix: Option<Cow<'a, str>> = None;
         loop {
             if let Some(rest) = without_prefix(&bare.layer, PARALLEL) {
@@ -222,7 +222,7 @@ pub(super) fn parse<'a>(path: &Path, key: &'a str) -> Result<Key<'a>, LoraError>
         )
     };
     let (name, part, adapter) = split(key).ok_or_else(unknown)?;
-    let Some(Bare { convention, expert, layer }) = Bare::of(name) else {
+    let Some(BareLayer { convention, expert, layer }) = BareLayer::of(name) else {
         return Err(LoraError::invalid(path, format!("`{key}` names both experts: expected one prefix of them")));
     };
     if layer.is_empty() || (convention == Some(Convention::Kohya) && layer.contains('.')) {

@@ -19,7 +19,7 @@ pub(super) fn official(layer: &str) -> String {
 
 /// Like [`official`], but also accepts a name with dots in place of underscores, as musubi-tuner's converter writes
 /// them (`text.embedding.0`, `cross_attn.k.img`).
-pub(super) fn dotted(layer: &str) -> String {
+pub(super) fn official_of_dotted(layer: &str) -> String {
     let official = official(layer);
     if official != layer {
         return official;
@@ -29,7 +29,7 @@ pub(super) fn dotted(layer: &str) -> String {
 
 /// Returns the official name of a parameter that is neither a weight nor a bias (`blocks.0.modulation`). An unknown
 /// name is returned unchanged.
-pub(super) fn parameter(key: &str) -> String {
+pub(super) fn official_parameter(key: &str) -> String {
     names::dit(key, Direction::ToOfficial).unwrap_or_else(|| key.to_string())
 }
 
@@ -118,7 +118,7 @@ mod tests {
             ("blocks.3.attn1.to_q", "blocks.3.self_attn.q"),
             ("model.layers.0.self_attn.q_proj", "model.layers.0.self_attn.q_proj"),
         ] {
-            assert_eq!(dotted(name), expected);
+            assert_eq!(official_of_dotted(name), expected);
         }
         assert_eq!(unflatten("single_blocks_3_linear1"), None);
     }

@@ -10,7 +10,7 @@ use roll_core::{DType, Tensor};
 use crate::weights::{Change, ChangeOnRead, Checkpoint, Outputs, WeightsError, rewrite};
 
 use super::error::{LoraError, first_names, not_in_base};
-use super::layer_names::{flat, is_of_image_branch, official, parameter};
+use super::layer_names::{flat, is_of_image_branch, official, official_parameter};
 use super::read::layer_error;
 use super::{Difference, Layer, Lora};
 
@@ -76,9 +76,9 @@ pub fn merge_lora(
 /// the image encoder's branch, which LightX2V's LoRAs for Wan2.2 have although Wan2.2 does not, and a patch embedding
 /// of another number of channels, as in a distillation of T2V that is used on I2V.
 pub fn merged_on_read(base: Checkpoint, loras: &[(Lora, f64, PathBuf)]) -> Result<Checkpoint, LoraError> {
-    let mut all = Vec::new();
+    let mut all_deltas = Vec::new();
     for (lora, strength, path) in loras {
-        // Missing names are allowed at first. Those without a known reason fail below.
+        // Missing names are allowed at first. A name that is missing without a known reason fails below.
         let options = MergeOptions { strength: *strength, allow_missing: true, ..MergeOptions::default() };
         let deltas = Deltas::find(&base, lora, &options)?;
         let LeftOut { image, patches, other } = deltas.left_out(&base);
@@ -97,9 +97,9 @@ pub fn merged_on_read(base: Checkpoint, loras: &[(Lora, f64, PathBuf)]) -> Resul
                 path.display()
             );
         }
-        all.push(deltas);
+        all_deltas.push(deltas);
     }
-    Ok(base.with_change(Arc::new(OnRead(all))))
+    Ok(base.with_change(Arc::new(OnRead(all_deltas))))
 }
 
 /// Warns that a base without a branch for an image encoder leaves out these layers of a LoRA.
@@ -131,8 +131,8 @@ struct LeftOut<'a> {
     other: Vec<&'a str>,
 }
 
-/// Whether a convolution's weight of shape `base` differs from the shape `lora` that a LoRA needs in the number of
-/// input channels only, as the patch embeddings of T2V and I2V do.
+/// Whether the shape `base` of a convolution's weight and the shape `lora`, for which a LoRA is made, differ in the
+/// number of input channels only, as for the patch embeddings of T2V and I2V.
 fn differs_in_channels(base: &[usize], lora: &[usize]) -> bool {
     match (base, lora) {
         // Both are convolutions: [out, in, kernel].
@@ -162,7 +162,7 @@ impl ChangeOnRead for OnRead {
                 delta.add_to(0..delta.rows(values.len()), values);
             }
             if !values.iter().all(|value| value.is_finite()) {
-                return Err(WeightsError::tensor(&deltas.path, key, "with the LoRA on it, it is not finite"));
+                return Err(WeightsError::tensor(&deltas.base_path, key, "with the LoRA on it, it is not finite"));
             }
         }
         Ok(())
@@ -192,7 +192,7 @@ struct Deltas {
     /// Number of layers and differences of the LoRA.
     total: usize,
     /// The path of the base.
-    path: PathBuf,
+    base_path: PathBuf,
     /// The key of the tensor whose rows are being changed. Only one tensor is converted to f32 at a time.
     current_key: String,
     /// The additions to the tensor `current_key`, in f32.
@@ -208,7 +208,7 @@ impl<'a> BaseKeys<'a> {
         let with_names = base.keys().map(|key| {
             let name = match bare(key).rsplit_once('.') {
                 Some((layer, end @ ("weight" | "bias"))) => format!("{}_{end}", flat(&official(layer))),
-                _ => flat(&parameter(bare(key))),
+                _ => flat(&official_parameter(bare(key))),
             };
             (name, key)
         });
@@ -285,7 +285,7 @@ impl Deltas {
             missing: Vec::new(),
             other_channels: Vec::new(),
             total: 0,
-            path: base.path().to_path_buf(),
+            base_path: base.path().to_path_buf(),
             current_key: String::new(),
             current: Vec::new(),
         };
@@ -455,7 +455,11 @@ impl Change<LoraError> for Deltas {
         }
         self.current.iter().for_each(|delta| delta.add_to(rows.clone(), values));
         if !values.iter().all(|v| v.is_finite()) {
-            return Err(LoraError::NotFinite { path: self.path.clone(), what: "merged weight", name: key.to_string() });
+            return Err(LoraError::NotFinite {
+                path: self.base_path.clone(),
+                what: "merged weight",
+                name: key.to_string(),
+            });
         }
         Ok(())
     }

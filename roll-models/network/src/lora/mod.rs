@@ -120,7 +120,7 @@ pub fn put_peft_config(file: &mut StateDict, fields: &[(&str, Option<&str>)]) ->
     }
 }
 
-/// One of Wan2.2's two transformers, for which an adapter is.
+/// One of Wan2.2's two transformers: the one that an adapter belongs to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord, Serialize, Deserialize)]
 pub enum Expert {
     /// The first transformer: high noise.
@@ -186,9 +186,9 @@ fn is_same_alpha(found: f64, expected: f64) -> bool {
 /// The adapter of one transformer.
 #[derive(Clone, Debug, Default)]
 pub struct Lora {
-    /// The transformer, if the tensor names contain it.
+    /// The transformer, if the tensor names identify it.
     pub expert: Option<Expert>,
-    /// The transformer that the adapter was trained for, if the header contains it ([`about`]).
+    /// The transformer that the adapter was trained for, if the header names it ([`about`]).
     pub trained_for: Option<Expert>,
     /// Low-rank additions by the name of the layer.
     pub layers: BTreeMap<String, Layer>,
@@ -246,7 +246,7 @@ impl Lora {
         }
     }
 
-    /// The transformer that the adapter is for, if the file contains it.
+    /// The transformer that the adapter is for, if the file identifies it.
     pub fn target_expert(&self) -> Option<Expert> {
         self.expert.or(self.trained_for)
     }

@@ -229,7 +229,7 @@ impl RawAdapter {
         convention: Convention,
         tensor: &Tensor,
     ) -> Result<(), LoraError> {
-        let official = match convention {
+        let official_name = match convention {
             Convention::Kohya => layer_names::unflatten(&key.layer).unwrap_or_else(|| {
                 let name = key.layer.to_string();
                 if !self.undotted.contains(&name) {
@@ -237,12 +237,13 @@ impl RawAdapter {
                 }
                 name
             }),
-            _ => layer_names::dotted(&key.layer),
+            _ => layer_names::official_of_dotted(&key.layer),
         };
-        let layer = self.layers.entry(official.clone()).or_default();
+        let layer = self.layers.entry(official_name.clone()).or_default();
         layer.name = key.layer.to_string();
         let twice = |part: &str| {
-            let problem = format!("the {part} of the layer `{official}` appears twice, the second time as `{text}`");
+            let layer = &official_name;
+            let problem = format!("the {part} of the layer `{layer}` appears twice, the second time as `{text}`");
             Err(LoraError::invalid(path, problem))
         };
         if layer.parts.iter().any(|(part, _)| *part == key.part) {
@@ -255,13 +256,13 @@ impl RawAdapter {
         }
         if !matches!(tensor.dtype(), DType::F32 | DType::Bf16 | DType::F16) && key.part != Part::Alpha {
             let found = format!("{} in `{text}`", tensor.dtype());
-            return Err(layer_error(path, &official, "values of f32, bf16 or f16", &found));
+            return Err(layer_error(path, &official_name, "values of f32, bf16 or f16", &found));
         }
         layer.parts.push((key.part, tensor.clone()));
         Ok(())
     }
 
-    /// Makes the adapter of its tensors. Fails if a layer is not complete.
+    /// Makes the adapter from its tensors. Fails if a layer is not complete.
     fn finish(self, path: &Path, expert: Option<Expert>, scales: &Scales<'_>) -> Result<Lora, LoraError> {
         let mut lora = Lora { expert, undotted: self.undotted, ..Lora::default() };
         for (name, mut raw) in self.layers {
@@ -287,7 +288,7 @@ impl RawLayer {
         Some(self.parts.swap_remove(at).1)
     }
 
-    /// Makes the layer of its tensors. `name` is its official name.
+    /// Makes the layer from its tensors. `name` is its official name.
     fn finish(mut self, path: &Path, name: &str, scales: &Scales<'_>) -> Result<Layer, LoraError> {
         let missing = |part: Part| {
             let problem = format!("the layer `{name}` has no {}, expected both matrices of every layer", part.name());

@@ -43,11 +43,11 @@ impl EncodedLora {
     pub fn new(lora: &Lora, options: WriteOptions, metadata: &BTreeMap<String, String>) -> Result<Self, LoraError> {
         let WriteOptions { convention, names } = options;
         check_convention(lora, convention)?;
-        let mut written = Self { metadata: metadata.clone(), ..Self::default() };
+        let mut encoded = Self { metadata: metadata.clone(), ..Self::default() };
         if let Some(expert) = lora.target_expert() {
-            written.metadata.insert(about::EXPERT.into(), expert.to_string());
+            encoded.metadata.insert(about::EXPERT.into(), expert.to_string());
         }
-        // Alphas that differ from the rank, by the name of the layer.
+        // Alphas of the layers that have one, by the name of the layer.
         let mut alphas = BTreeMap::new();
         // Rank and alpha of every layer, by the name that PEFT's configuration has.
         let mut ranks_and_alphas = BTreeMap::new();
@@ -60,29 +60,29 @@ impl EncodedLora {
             let name_in_config = stem.strip_prefix(prefix_of(convention)).unwrap_or(&stem);
             ranks_and_alphas.insert(name_in_config.to_string(), RankAndAlpha { rank: layer.rank(), alpha });
             let (a, _) = matrix_names(convention);
-            if written.state.contains_key(&format!("{stem}{a}.weight")) {
+            if encoded.state.contains_key(&format!("{stem}{a}.weight")) {
                 let what = "two layers whose names differ in dots and underscores alone";
                 return Err(unrepresentable(convention, what, name, "ComfyUI or PEFT"));
             }
-            written.add_layer(&stem, layer, convention, alpha);
+            encoded.add_layer(&stem, layer, convention, alpha);
         }
         for (name, difference) in &lora.differences {
-            written.add_difference(&stem_of(name, convention, names), difference);
+            encoded.add_difference(&stem_of(name, convention, names), difference);
         }
         let has_bias = lora.layers.values().any(|layer| layer.bias.is_some());
-        written.add_scales(convention, &alphas, &ranks_and_alphas, has_bias);
+        encoded.add_scales(convention, &alphas, &ranks_and_alphas, has_bias);
         if matches!(convention, Convention::ComfyUi | Convention::Kohya) {
             let layers = lora.layers.values().map(|layer| (layer.rank(), layer.alpha.unwrap_or(layer.rank() as f64)));
             for (name, value) in about::kohya_entries(layers, metadata) {
-                written.metadata.entry(name).or_insert(value);
+                encoded.metadata.entry(name).or_insert(value);
             }
         }
-        Ok(written)
+        Ok(encoded)
     }
 
     /// Adds the scales where the convention has them outside the layers' tensors: in the header, or in the
-    /// configuration next to the file. `alphas` are those that differ from the rank, by the name of the layer.
-    /// `ranks_and_alphas` are those of every layer, by the name that PEFT's configuration has.
+    /// configuration next to the file. `alphas` has the layers with an alpha, by the name of the layer.
+    /// `ranks_and_alphas` has every layer, by the name that PEFT's configuration has.
     fn add_scales(
         &mut self,
         convention: Convention,
@@ -185,7 +185,7 @@ pub fn write_lora(
     metadata: &BTreeMap<String, String>,
     out: &Path,
 ) -> Result<PathBuf, LoraError> {
-    let written = EncodedLora::new(lora, options, metadata)?;
+    let encoded = EncodedLora::new(lora, options, metadata)?;
     let is_file = out.extension().is_some_and(|e| e.eq_ignore_ascii_case("safetensors"));
     let file = match (options.convention, is_file) {
         (_, true) => out.to_path_buf(),
@@ -201,7 +201,7 @@ pub fn write_lora(
             }));
         }
     };
-    written.save(&file)?;
+    encoded.save(&file)?;
     Ok(file)
 }
 
@@ -247,11 +247,12 @@ fn unrepresentable(convention: Convention, what: &str, layer: &str, instead: &st
 
 /// Fails if the convention cannot represent the whole LoRA.
 fn check_convention(lora: &Lora, convention: Convention) -> Result<(), LoraError> {
+    const MAX_NAMES: usize = 5;
     if convention != Convention::Kohya && !lora.undotted.is_empty() {
         return Err(LoraError::Unrepresentable(format!(
             "Wan has no layer that kohya would call {}: give the model they are for (--base), whose names tell where the \
              dots are",
-            first_names(lora.undotted.iter().map(String::as_str), 5)
+            first_names(lora.undotted.iter().map(String::as_str), MAX_NAMES)
         )));
     }
     let is_comfyui_or_kohya = matches!(convention, Convention::ComfyUi | Convention::Kohya);

@@ -1,5 +1,6 @@
 //! Stores of a network's weights from a checkpoint file: streamed one segment at a time ([`Streamed`]), resident on the
-//! device ([`resident`]), or in host memory ([`from_host`], [`in_host_memory`]).
+//! device ([`resident`]), or in host memory, to be copied by segments ([`from_host`]) or as a whole
+//! ([`in_host_memory`]).
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;

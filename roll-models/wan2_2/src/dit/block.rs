@@ -132,14 +132,14 @@ impl Pass {
         v: Tensor<2>,
         kept: Option<KeptAttention>,
     ) -> Tensor<2> {
-        let Some(group) = &self.token_ranks else { return self.attention(q, k, v, kept) };
+        let Some(ranks) = &self.token_ranks else { return self.attention(q, k, v, kept) };
         // One exchange for q, k and v together, so that a pullback makes its exchanges in the same order on every rank.
-        let all = ops::all_to_all(Tensor::cat(vec![q, k, v], 1), group, AllToAll { to: Sharding::Heads, parts: 3 });
-        let width = self.config.dim / group.count();
+        let all = ops::all_to_all(Tensor::cat(vec![q, k, v], 1), ranks, AllToAll { to: Sharding::Heads, parts: 3 });
+        let width = self.config.dim / ranks.count();
         let [q, k, v] = [0, 1, 2].map(|i| all.clone().narrow(1, i * width, width));
         let options = AttentionOptions { products: Some(self.products), kept, ..Default::default() };
-        let attended = ops::attention_with(q, k, v, self.config.heads / group.count(), options);
-        ops::all_to_all(attended, group, AllToAll { to: Sharding::Tokens, parts: 1 })
+        let attended = ops::attention_with(q, k, v, self.config.heads / ranks.count(), options);
+        ops::all_to_all(attended, ranks, AllToAll { to: Sharding::Tokens, parts: 1 })
     }
 
     /// Concatenates per sample: the rows of `first`, then the rows of `second`.

@@ -8,6 +8,8 @@ use crate::shapes::WeightShapes;
 
 /// Width of an attention head in every published Wan model. The weights do not contain it.
 const OFFICIAL_HEAD_DIM: usize = 128;
+/// Modulation vectors of a block: shift, scale and gate, of self-attention and of the feed-forward layer.
+const MODULATIONS: usize = 6;
 
 /// The sizes of a Wan transformer, read from its weights.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -146,7 +148,7 @@ impl DitConfig {
         linear("text_embedding.2".into(), d, d);
         linear("time_embedding.0".into(), d, self.freq_dim);
         linear("time_embedding.2".into(), d, d);
-        linear("time_projection.1".into(), 6 * d, d);
+        linear("time_projection.1".into(), MODULATIONS * d, d);
         linear("head.head".into(), self.patch_out(), d);
         for i in 0..self.layers {
             for attention in ["self_attn", "cross_attn"] {
@@ -170,7 +172,7 @@ impl DitConfig {
         add("patch_embedding.bias".into(), &[d]);
         add("head.modulation".into(), &[1, 2, d]);
         for i in 0..self.layers {
-            add(format!("blocks.{i}.modulation"), &[1, 6, d]);
+            add(format!("blocks.{i}.modulation"), &[1, MODULATIONS, d]);
             for norm in ["self_attn.norm_q", "self_attn.norm_k", "cross_attn.norm_q", "cross_attn.norm_k"] {
                 add(format!("blocks.{i}.{norm}.weight"), &[d]);
             }

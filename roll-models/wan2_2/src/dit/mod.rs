@@ -286,23 +286,23 @@ impl Dit {
         let batch = Batch::new(inputs, &self.config)?;
         // This rank's tokens: all, unless they are sharded.
         let own_tokens = self.own_tokens(&batch)?;
-        let trainable = match adapter {
+        let snapshot = match adapter {
             Adapter::On => self.parameters.as_ref().map(Parameters::snapshot),
             Adapter::Start => self.initial_snapshot()?,
             Adapter::Off => None,
         };
         // The embeddings need gradients only if their own weights are trained.
-        let trained = trainable.as_ref().map(|snapshot| snapshot.parameters().clone());
+        let parameters = snapshot.as_ref().map(|snapshot| snapshot.parameters().clone());
         let trains_embeddings =
-            grad.is_on() && trained.as_ref().is_some_and(|parameters| has_embedding(parameters.specs()));
-        let pass = Arc::new(self.new_pass(&batch, &own_tokens, trainable, trains_embeddings)?);
+            grad.is_on() && parameters.as_ref().is_some_and(|parameters| has_embedding(parameters.specs()));
+        let pass = Arc::new(self.new_pass(&batch, &own_tokens, snapshot, trains_embeddings)?);
 
         let tape = if trains_embeddings { Tape::on() } else { Tape::off() };
         let (shared, recorded_embeddings) = vjp(&[], tape, |_, tape| embed_all(&pass, tape, &batch, &device))?;
 
         let state = NdTensor::from(own_tokens.select(to_device::<2>(&batch.tokens, &device)?));
         let chain = chain_of_segments(&pass, kept.keeps_attention && grad.is_on());
-        let (out, record) = chain.forward(state, shared, grad, kept.memory, trains_embeddings, trained.clone())?;
+        let (out, record) = chain.forward(state, shared, grad, kept.memory, trains_embeddings, parameters.clone())?;
         let velocities = batch.shape.to_latents(&own_tokens.gather(to_host(out.rank::<2>()?)?)?, Order::ChannelLast)?;
 
         let shape = batch.shape;
@@ -313,7 +313,7 @@ impl Dit {
                 let d_out = own_tokens.select(to_device::<2>(&d_velocity_tokens, &device)?).into();
                 let (d_tokens, d_shared) = record.pull(d_out)?;
                 if trains_embeddings {
-                    recorded_embeddings.pull(d_shared, trained.as_ref());
+                    recorded_embeddings.pull(d_shared, parameters.as_ref());
                 }
                 let d_tokens = own_tokens.gather(to_host(d_tokens.rank::<2>()?)?)?;
                 // The conditioning channels, which come after the latents, need no cotangent.

@@ -136,7 +136,7 @@ impl Plan {
         let (layout, networks, ranks) = (&self.layout, self.networks(), self.input.ranks());
         let (experts, block) = (networks.experts, layout.bytes_of(&networks.block_weights()).all());
         let expert = layout.expert_bytes();
-        let counted = match layout.eight_bits {
+        let expert_formula = match layout.eight_bits {
             Some(_) => format!("{expert} B (matrices of blocks in 8 bits)"),
             None => format!("{} x {} B", networks.dit_elements(), layout.storage.dtype.size()),
         };
@@ -144,15 +144,16 @@ impl Plan {
             Placement::Sharded => {
                 let blocks = self.gathered_blocks();
                 let formula =
-                    format!("gathered blocks: {blocks}; {experts} x {counted} / {ranks} ranks in host memory");
+                    format!("gathered blocks: {blocks}; {experts} x {expert_formula} / {ranks} ranks in host memory");
                 (Bytes { device: blocks * block, host: (expert * experts).div_ceil(ranks) }, formula)
             }
             Placement::Streamed => (Bytes { device: 2 * block, host: 0 }, "two blocks; the rest in its files".into()),
             Placement::Host => {
                 let weights = layout.bytes_of(&networks.dit.weights());
                 let block = layout.bytes_of(&networks.block_weights());
-                let formula =
-                    format!("two blocks, and norms, biases and scales; the rest of {experts} x {counted} on the host");
+                let formula = format!(
+                    "two blocks, and norms, biases and scales; the rest of {experts} x {expert_formula} on the host"
+                );
                 let device = 2 * block.large + experts * weights.small;
                 (Bytes { device, host: experts * weights.large }, formula)
             }
@@ -163,7 +164,7 @@ impl Plan {
                     IdleExpert::Drop => (0, "; the idle expert in its files"),
                 };
                 let count = layout.experts_on_device();
-                (Bytes { device: expert * count, host }, format!("{count} x {counted}{note}"))
+                (Bytes { device: expert * count, host }, format!("{count} x {expert_formula}{note}"))
             }
         };
         item("transformer weights", bytes, formula)

@@ -115,7 +115,7 @@ impl Plan {
     /// Latent pixels that the tiles of the VAE compute, overlaps counted again, divided by those of the frame.
     fn tile_overlap(&self) -> f64 {
         let [_, height, width] = self.latent_size();
-        let tiles = |tiling: &Tiling| tiling.covered([height, width]) as f64 / (height * width).max(1) as f64;
+        let tiles = |tiling: &Tiling| tiling.covered_pixels([height, width]) as f64 / (height * width).max(1) as f64;
         self.video.tiling.as_ref().map_or(1.0, tiles)
     }
 
@@ -143,10 +143,10 @@ impl Plan {
     /// pullback has five products, the scores again and four derivatives, where the forward pass has two.
     pub fn pull_flops(&self) -> f64 {
         let (forward, attention) = (self.forward_flops(), self.attention_flops());
-        let products = if self.trainable == Trainable::Full { 2.0 } else { 1.0 };
+        let products_per_weight = if self.trainable == Trainable::Full { 2.0 } else { 1.0 };
         // The recomputation reads results of self-attention that were kept.
-        let kept = if self.video.keep_attention { self.self_attention_flops() } else { 0.0 };
-        forward - kept + products * (forward - attention) + 2.5 * attention
+        let kept_flops = if self.video.keep_attention { self.self_attention_flops() } else { 0.0 };
+        forward - kept_flops + products_per_weight * (forward - attention) + 2.5 * attention
     }
 
     /// Forward operations of the attention of all tokens to one another. Self-attention is sharded by heads.
@@ -179,11 +179,11 @@ fn decoder_flops(vae: &VaeConfig) -> f64 {
         let count = if stage + 1 == stages { convolutions + 4.0 } else { convolutions };
         flops += positions * count * CONV3D_FLOPS * width * width;
         if stage + 1 < stages {
-            let from = (vae.decoder_dim * vae.dim_mult[stage + 1]) as f64;
+            let input_width = (vae.decoder_dim * vae.dim_mult[stage + 1]) as f64;
             // The convolution of the upsampling, which halves the channels in the Wan2.1 VAE.
-            flops += positions * CONV2D_FLOPS * from * from / 2.0;
-            let time = if vae.temporal_downsample[stage] { 2.0 } else { 1.0 };
-            positions /= 4.0 * time;
+            flops += positions * CONV2D_FLOPS * input_width * input_width / 2.0;
+            let time_factor = if vae.temporal_downsample[stage] { 2.0 } else { 1.0 };
+            positions /= 4.0 * time_factor;
         }
     }
     flops

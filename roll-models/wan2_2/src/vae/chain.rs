@@ -130,13 +130,13 @@ impl CausalChain {
                 LayerKind::AddResidual { .. } | LayerKind::AddAverage { .. } | LayerKind::AddDuplicate { .. } => {
                     branch_cotangents.push(self.pull_shortcut(layer, inputs.x, is_first_chunk, &cotangent)?);
                 }
-                LayerKind::Conv { .. } | LayerKind::Activated { .. } => {
+                LayerKind::Conv { .. } | LayerKind::NormSiluConv { .. } => {
                     let (x, cache) = self.pull_convolution(layer, inputs, is_first_chunk, cotangent, layer_after)?;
                     cotangent = x;
                     before.push(cache);
                 }
-                // In the other layout `pull_layer` pulls an upsampling back, because another order of sums would change
-                // bits.
+                // With `ChannelsFirst`, `pull_layer` pulls an upsampling back, because another order of sums would
+                // change bits.
                 LayerKind::Upsample { .. } if self.layout == ChunkLayout::ChannelsLast => {
                     let has_cache = layer.cache_count() > 0;
                     let (x, cache) = self.pull_convolution(layer, inputs, is_first_chunk, cotangent, layer_after)?;
@@ -286,7 +286,7 @@ impl CausalChain {
             // In the second chunk an upsampling reads zeros instead of a cache: there is no cotangent to return.
             let has_cache = matches!(inputs.caches.first(), Some(Some(_)));
             let cache = if has_cache { cache.map(|cache| self.layout.copy_frames(cache)) } else { None };
-            let LayerKind::Activated { norm, .. } = layer.kind else { return Ok((convolved, cache)) };
+            let LayerKind::NormSiluConv { norm, .. } = layer.kind else { return Ok((convolved, cache)) };
             Ok((ops::channel_norm_silu_pull(inputs.x, layer.gamma(norm, context)?, convolved), cache))
         })
     }

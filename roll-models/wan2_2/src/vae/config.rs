@@ -164,7 +164,7 @@ impl VaeConfig {
         push_middle(&mut layers, "encoder", input);
         layers.push(Layer::new(
             "encoder.head",
-            LayerKind::Activated { input, output: 2 * self.z_dim, norm: "0", conv: "2" },
+            LayerKind::NormSiluConv { input, output: 2 * self.z_dim, norm: "0", conv: "2" },
         ));
         layers.push(Layer::new("conv1", LayerKind::ToLatents { channels: self.z_dim }));
         layers
@@ -210,7 +210,8 @@ impl VaeConfig {
             names.close_stage(&mut layers, LayerKind::AddDuplicate { input: stage_input, factors });
         }
         let pixels = 3 * self.pixel_patch() * self.pixel_patch();
-        layers.push(Layer::new("decoder.head", LayerKind::Activated { input, output: pixels, norm: "0", conv: "2" }));
+        layers
+            .push(Layer::new("decoder.head", LayerKind::NormSiluConv { input, output: pixels, norm: "0", conv: "2" }));
         if is_v2_2 {
             layers.push(Layer::new("unpatchify", LayerKind::Unpatchify));
         }
@@ -249,8 +250,8 @@ fn push_residual_block(layers: &mut Vec<Layer>, name: String, input: usize, outp
     // positions in this list.
     let inside = format!("{name}.residual");
     layers.push(Layer::new(&name, LayerKind::Branch));
-    layers.push(Layer::new(&inside, LayerKind::Activated { input, output, norm: "0", conv: "2" }));
-    layers.push(Layer::new(&inside, LayerKind::Activated { input: output, output, norm: "3", conv: "6" }));
+    layers.push(Layer::new(&inside, LayerKind::NormSiluConv { input, output, norm: "0", conv: "2" }));
+    layers.push(Layer::new(&inside, LayerKind::NormSiluConv { input: output, output, norm: "3", conv: "6" }));
     layers.push(Layer::new(name, LayerKind::AddResidual { input, output }));
 }
 

@@ -86,7 +86,7 @@ impl<'a> ChunkReader<'a> {
         }
     }
 
-    /// Returns the frames of the copy that transfers chunk `number`: the number of the first frame, and the values of
+    /// Returns the frames of the copy that transfers chunk `number`: the index of the first frame, and the values of
     /// all frames in the volume's order of axes.
     fn copied_with(&mut self, number: usize) -> (usize, Burn<4>) {
         let first_chunk = number / self.chunks_per_copy * self.chunks_per_copy;
@@ -124,7 +124,7 @@ pub(super) struct ChunkAccumulator<'a> {
     chunks_per_copy: usize,
     /// Results that are not copied to the host yet.
     pending: Vec<(Window, Burn<4>)>,
-    /// Whole consecutive frames on their way to the host: the number of the first frame, and the values of all.
+    /// Whole consecutive frames on their way to the host: the index of the first frame, and the values of all frames.
     in_flight: Option<(usize, Offloaded)>,
 }
 
@@ -171,7 +171,7 @@ impl<'a> ChunkAccumulator<'a> {
         Ok(())
     }
 
-    /// Copies the pending results to the host: whole frames in the background, others at once.
+    /// Copies the pending results to the host: whole frames in the background, other windows at once.
     fn flush(&mut self) -> Result<()> {
         self.add_in_flight()?;
         let pending = std::mem::take(&mut self.pending);
@@ -180,7 +180,7 @@ impl<'a> ChunkAccumulator<'a> {
         let ends = pending.iter().map(|(window, _)| window.frames.end);
         let next_starts = pending.iter().skip(1).map(|(window, _)| window.frames.start);
         let are_consecutive = ends.zip(next_starts).all(|(end, next_start)| end == next_start);
-        // The values of such frames are contiguous in the volume.
+        // Only whole, consecutive frames are contiguous in the volume.
         if !(self.volume.frames_first && are_consecutive && all_have_whole_frames) {
             for (window, x) in pending {
                 self.volume.add(&mut self.values, &window, to_host(x)?.f32s()?, None);

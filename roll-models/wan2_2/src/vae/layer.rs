@@ -27,7 +27,7 @@ pub(super) enum LayerKind {
     Conv { input: usize, output: usize },
     /// Norm, SiLU and causal 3x3x3 convolution. `norm` and `conv` are the numbers of the norm and of the convolution in
     /// the checkpoint's keys.
-    Activated { input: usize, output: usize, norm: &'static str, conv: &'static str },
+    NormSiluConv { input: usize, output: usize, norm: &'static str, conv: &'static str },
     /// Single-head self-attention within each frame, with a residual connection.
     Attention { channels: usize },
     /// Doubles height and width, and time if `doubles_time`.
@@ -85,7 +85,7 @@ impl Layer {
         match self.kind {
             LayerKind::FromLatents { .. } | LayerKind::ToLatents { .. } | LayerKind::Attention { .. } => DType::F32,
             LayerKind::Patchify | LayerKind::Unpatchify => DType::F32,
-            LayerKind::Activated { .. } if self.name.ends_with(".head") => DType::F32,
+            LayerKind::NormSiluConv { .. } if self.name.ends_with(".head") => DType::F32,
             _ => network,
         }
     }
@@ -93,7 +93,7 @@ impl Layer {
     /// Number of caches.
     pub fn cache_count(&self) -> usize {
         match self.kind {
-            LayerKind::Conv { .. } | LayerKind::Activated { .. } => 1,
+            LayerKind::Conv { .. } | LayerKind::NormSiluConv { .. } => 1,
             LayerKind::Upsample { doubles_time, .. } => doubles_time.into(),
             LayerKind::Downsample { halves_time, .. } => halves_time.into(),
             _ => 0,
@@ -112,7 +112,7 @@ impl Layer {
             LayerKind::FromLatents { channels: c } => convolution("", &[c, c, 1, 1, 1]),
             LayerKind::ToLatents { channels: c } => convolution("", &[2 * c, 2 * c, 1, 1, 1]),
             LayerKind::Conv { input, output } => convolution("", &[output, input, 3, 3, 3]),
-            LayerKind::Activated { input, output, norm, conv } => {
+            LayerKind::NormSiluConv { input, output, norm, conv } => {
                 convolution(conv, &[output, input, 3, 3, 3]);
                 add(&format!("{norm}.gamma"), &[input, 1, 1, 1]);
             }
@@ -181,7 +181,7 @@ impl Layer {
                 Ok(((context.layout.pointwise(x, matrix, bias) - mean.clone()) / std.clone(), vec![]))
             }
             LayerKind::Conv { .. } => self.convolve(x, cache, "", context),
-            LayerKind::Activated { norm, conv, .. } => {
+            LayerKind::NormSiluConv { norm, conv, .. } => {
                 let gamma = self.gamma(norm, context)?;
                 if context.layout == ChunkLayout::ChannelsLast && !context.is_first_chunk {
                     // One operator computes norm and SiLU and writes the result after the cached frames.
@@ -212,17 +212,17 @@ impl Layer {
         }
     }
 
-    /// The pullback of the convolution in [`LayerKind::Conv`] and [`LayerKind::Activated`]; the convolution does not
+    /// The pullback of the convolution in [`LayerKind::Conv`] and [`LayerKind::NormSiluConv`]; the convolution does not
     /// run again. `after` is the cotangent of the cache that the layer leaves for the next chunk. Returns the cotangent
     /// of the cache that the layer read (`None` in the first chunk), and the cotangent of the convolution's input (for
-    /// `Activated`, after norm and SiLU).
+    /// `NormSiluConv`, after norm and SiLU).
     pub fn pull_convolution(
         &self,
         cotangent: Tensor<4>,
         after: Option<Tensor<4>>,
         context: &LayerContext<'_>,
     ) -> Result<(Option<Tensor<4>>, Tensor<4>)> {
-        let part = if let LayerKind::Activated { conv, .. } = self.kind { conv } else { "" };
+        let part = if let LayerKind::NormSiluConv { conv, .. } = self.kind { conv } else { "" };
         let kernel = self.kernel(part, context)?;
         let frames = cotangent.dims()[1];
         if context.is_first_chunk {

@@ -48,12 +48,12 @@ impl MemoryBudget {
 
     /// The number of checkpoints for this tiling: `DEFAULT_CHECKPOINTS`, whose memory `occupied` includes, and as many
     /// more as fit into half of the memory that is left. The other half is a reserve for uncounted memory. The result
-    /// is limited by the number of chunks (latent frames), see `limited`.
+    /// is limited by the number of chunks (latent frames), see `clamped_checkpoints`.
     pub fn checkpoints(&self, vae: &VaeConfig, tiling: Option<Tiling>, latents: [usize; 3]) -> usize {
         let [chunks, h, w] = latents;
-        let left = self.bytes.saturating_sub(self.occupied(vae, tiling, latents));
-        let more = left / 2 / feature_cache_bytes(vae, tiling, [h, w], self.element_size).max(1);
-        limited(DEFAULT_CHECKPOINTS + more, chunks)
+        let bytes_left = self.bytes.saturating_sub(self.occupied(vae, tiling, latents));
+        let more_checkpoints = bytes_left / 2 / feature_cache_bytes(vae, tiling, [h, w], self.element_size).max(1);
+        clamped_checkpoints(DEFAULT_CHECKPOINTS + more_checkpoints, chunks)
     }
 
     /// Bytes of the recorded steps, the decoder and its pullback.
@@ -65,16 +65,16 @@ impl MemoryBudget {
 }
 
 /// The number of checkpoints if they lie in host memory: as many as fit into half of the memory that is free now,
-/// limited by the number of chunks (see `limited`). The result is `DEFAULT_CHECKPOINTS` if the system does not report
-/// its memory. `checkpoint_bytes` is the size of one checkpoint.
+/// limited by the number of chunks (see `clamped_checkpoints`). The result is `DEFAULT_CHECKPOINTS` if the system does
+/// not report its memory. `checkpoint_bytes` is the size of one checkpoint.
 pub fn checkpoints_in_host_memory(chunks: usize, checkpoint_bytes: usize) -> usize {
-    let fitting = free_host_memory().unwrap_or(0) / 2 / checkpoint_bytes.max(1);
-    limited(fitting, chunks)
+    let fitting_checkpoints = free_host_memory().unwrap_or(0) / 2 / checkpoint_bytes.max(1);
+    clamped_checkpoints(fitting_checkpoints, chunks)
 }
 
 /// Limits a number of checkpoints to the number of states, which is `chunks` minus one. The result is never below
 /// `DEFAULT_CHECKPOINTS`, even if there are fewer states.
-fn limited(checkpoints: usize, chunks: usize) -> usize {
+fn clamped_checkpoints(checkpoints: usize, chunks: usize) -> usize {
     let states = chunks.saturating_sub(1);
     checkpoints.clamp(DEFAULT_CHECKPOINTS, states.max(DEFAULT_CHECKPOINTS))
 }
@@ -99,7 +99,7 @@ pub fn feature_cache_bytes(vae: &VaeConfig, tiling: Option<Tiling>, [h, w]: [usi
     let mut elements_per_latent = 0;
     for layer in vae.decoder_layers() {
         let cached_channels = match layer.kind {
-            LayerKind::Conv { input, .. } | LayerKind::Activated { input, .. } => input,
+            LayerKind::Conv { input, .. } | LayerKind::NormSiluConv { input, .. } => input,
             LayerKind::Upsample { input, doubles_time: true, .. } => input,
             // Without a cache.
             _ => 0,
@@ -124,10 +124,10 @@ pub fn decoder_bytes(
     checkpoints: usize,
 ) -> usize {
     let states = chunks.saturating_sub(1);
-    let kept = states.min(checkpoints);
+    let kept_states = states.min(checkpoints);
     // States that are not kept are recomputed.
-    let recomputed = if states > DEFAULT_CHECKPOINTS { RECOMPUTED_STATES } else { 0 };
-    let tenths = CHUNK_TENTHS + 10 * (kept + recomputed);
+    let recomputed_states = if states > DEFAULT_CHECKPOINTS { RECOMPUTED_STATES } else { 0 };
+    let tenths = CHUNK_TENTHS + 10 * (kept_states + recomputed_states);
     feature_cache_bytes(vae, tiling, [h, w], element_size) * tenths / 10
 }
 

@@ -97,7 +97,7 @@ impl Vae {
     pub fn load_with_statistics(state: &StateDict, statistics: &LatentStatistics, device: &Device) -> Result<Self> {
         let config = VaeConfig::from_shapes(&shapes(state))?;
         let wanted: BTreeMap<_, _> = config.weights().into_iter().collect();
-        let weights = state.iter().map(|(key, tensor)| (official(key).to_string(), tensor.clone()));
+        let weights = state.iter().map(|(key, tensor)| (official_key(key).to_string(), tensor.clone()));
         let weights: StateDict = weights.filter(|(key, _)| wanted.contains_key(key)).collect();
         Self::with_store(config, statistics, Arc::new(Resident::new(&weights, DType::F32, device)))
     }
@@ -242,11 +242,11 @@ impl Vae {
 
 /// Shapes of the weights, under their official keys.
 fn shapes(state: &StateDict) -> BTreeMap<String, Vec<usize>> {
-    state.iter().map(|(key, tensor)| (official(key).to_string(), tensor.shape().to_vec())).collect()
+    state.iter().map(|(key, tensor)| (official_key(key).to_string(), tensor.shape().to_vec())).collect()
 }
 
 /// The official key of a weight. Some files put `model.` before it.
-fn official(key: &str) -> &str {
+fn official_key(key: &str) -> &str {
     key.strip_prefix("model.").unwrap_or(key)
 }
 

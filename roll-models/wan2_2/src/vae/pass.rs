@@ -87,7 +87,7 @@ impl Pass {
             let mut state = self.chain.start();
             for chunk in 0..self.chunks {
                 if store_checkpoints && positions.contains(&chunk) {
-                    self.checkpoint(&mut checkpoints, chunk, &state)?;
+                    self.push_checkpoint(&mut checkpoints, chunk, &state)?;
                 }
                 let x = reader.read(chunk, &window(&tile.input, chunk, self.input_chunk), None);
                 // An explicit reborrow: `as_deref_mut` cannot shorten the lifetime of a boxed closure's captures.
@@ -152,24 +152,24 @@ impl Pass {
                 state = self.chain.advance(x, &state)?.1;
             }
             if positions.contains(&position) {
-                self.checkpoint(&mut checkpoints, position, &state)?;
+                self.push_checkpoint(&mut checkpoints, position, &state)?;
             }
         }
         Ok(checkpoints)
     }
 
     /// Appends `state`, the state before chunk `position`, to the checkpoints.
-    fn checkpoint(&self, checkpoints: &mut Checkpoints, position: usize, state: &ChainState) -> Result<()> {
+    fn push_checkpoint(&self, checkpoints: &mut Checkpoints, position: usize, state: &ChainState) -> Result<()> {
         // At most one state may be in flight to the host, because the device has memory for only one.
         if let Some((_, previous)) = checkpoints.last_mut() {
             previous.settle()?;
         }
-        checkpoints.push((position, self.checkpointed(state)?));
+        checkpoints.push((position, self.checkpoint_of(state)?));
         Ok(())
     }
 
     /// Keeps a state on the device, or starts its copy to host memory.
-    fn checkpointed(&self, state: &ChainState) -> Result<CheckpointedState> {
+    fn checkpoint_of(&self, state: &ChainState) -> Result<CheckpointedState> {
         if self.offloads_checkpoints {
             CheckpointedState::offload(state)
         } else {
@@ -219,7 +219,7 @@ impl Reversible for TilePull<'_, '_> {
     }
 
     fn hold(&mut self, state: ChainState) -> Result<CheckpointedState> {
-        let mut checkpoint = self.pass.checkpointed(&state)?;
+        let mut checkpoint = self.pass.checkpoint_of(&state)?;
         // Another owner would keep the state's memory on the device after `settle`.
         drop(state);
         checkpoint.settle()?;

@@ -22,7 +22,7 @@ impl LatentStatistics {
     }
 
     /// Mean 0 and standard deviation 1: latents are the encoder's output, not normalised.
-    pub fn none(channels: usize) -> Self {
+    pub fn identity(channels: usize) -> Self {
         Self { mean: vec![0.0; channels], std: vec![1.0; channels] }
     }
 }

@@ -147,7 +147,7 @@ fn decoding_in_bf16_differs_by_the_rounding_of_bf16() {
         let device = roll_backends::device(backend.name()).unwrap();
         for version in [VaeVersion::V2_1, VaeVersion::V2_2] {
             let state = tiny(version).random_state(7).unwrap();
-            let vae = Vae::load_with_statistics(&state, &LatentStatistics::none(4), &device).unwrap();
+            let vae = Vae::load_with_statistics(&state, &LatentStatistics::identity(4), &device).unwrap();
             if !device.supports_dtype(DType::BF16) {
                 assert!(vae.with_decoder_dtype(DType::BF16).is_err());
                 continue;
@@ -246,7 +246,7 @@ fn accepts_keys_with_the_prefix_model() {
     let state = config.random_state(12).unwrap();
     let prefixed: StateDict = state.iter().map(|(k, t)| (format!("model.{k}"), t.clone())).collect();
     let device = roll_backends::device("flex").unwrap();
-    let plain = LatentStatistics::none(4);
+    let plain = LatentStatistics::identity(4);
     let decode = |state: &StateDict| {
         let vae = Vae::load_with_statistics(state, &plain, &device).unwrap();
         assert_eq!(vae.config(), &config);
@@ -271,7 +271,7 @@ fn rejects_missing_and_misshapen_weights_by_key() {
         let config = tiny(version);
         let state = config.random_state(14).unwrap();
         let error = |state: &StateDict| {
-            let loaded = Vae::load_with_statistics(state, &LatentStatistics::none(4), &device);
+            let loaded = Vae::load_with_statistics(state, &LatentStatistics::identity(4), &device);
             loaded.err().map(|e| e.to_string()).unwrap_or_default()
         };
         for key in state.keys() {

@@ -78,7 +78,7 @@ impl Tiling {
     }
 
     /// Number of latent pixels in all tiles of a plane of `extent`. A pixel counts once per tile that contains it.
-    pub fn covered(&self, extent: [usize; 2]) -> usize {
+    pub fn covered_pixels(&self, extent: [usize; 2]) -> usize {
         let [rows, columns] = [0, 1].map(|axis| {
             let cuts = intervals(extent[axis], self.size[axis].min(extent[axis]), self.stride[axis].max(1));
             cuts.iter().map(Range::len).sum::<usize>()
@@ -167,7 +167,7 @@ mod tests {
                 }
                 assert!(sum.iter().all(|s| (s - 1.0).abs() < 1e-6), "{size:?} {stride:?} {extent:?}");
                 let pixels: usize = tiles.iter().map(|tile| tile.input[0].len() * tile.input[1].len()).sum();
-                assert_eq!(Tiling { size, stride }.covered(extent), pixels, "{size:?} {stride:?} {extent:?}");
+                assert_eq!(Tiling { size, stride }.covered_pixels(extent), pixels, "{size:?} {stride:?} {extent:?}");
             }
         }
     }

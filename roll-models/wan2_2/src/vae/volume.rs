@@ -1,5 +1,5 @@
-//! Reads windows of a video or of latents in host memory, and adds to them. A window's values are in the order
-//! `[C, T, H, W]`, whatever the order in memory.
+//! Reads windows of a video or of latents in host memory, and adds values to windows. A window's values are in the
+//! order `[C, T, H, W]`, whatever the order in memory.
 
 use std::ops::Range;
 

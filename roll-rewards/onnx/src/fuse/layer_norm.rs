@@ -11,14 +11,14 @@ use super::{Fusion, constant, only_output};
 /// compute a layer norm.
 ///
 /// The chain is followed backwards from the Sqrt to `x`, then forwards to the result. Names that end in `_node` are
-/// indices of nodes, all other names are slots of values.
+/// indices of nodes, the names of tensors are slots of values.
 pub fn layer_norm_at(graph_index: &GraphIndex, index: usize) -> Option<Fusion> {
     let node = |index: usize| &graph_index.graph.nodes[index];
     let sqrt_node = index;
     let Role::Sqrt = node(sqrt_node).operator.role() else { return None };
     // sqrt(variance + epsilon)
     let argument = node(sqrt_node).inputs.first().copied().flatten()?;
-    let add_epsilon_node = only_producer(graph_index, argument, sqrt_node)?;
+    let add_epsilon_node = producer_if_only_reader(graph_index, argument, sqrt_node)?;
     let (Role::Arithmetic(Arithmetic::Add), [Some(a), Some(b)]) =
         (node(add_epsilon_node).operator.role(), node(add_epsilon_node).inputs.as_slice())
     else {
@@ -31,7 +31,7 @@ pub fn layer_norm_at(graph_index: &GraphIndex, index: usize) -> Option<Fusion> {
     };
     // variance = mean(centred^2), the square as a power or as a product with itself
     let (variance_node, squares) = row_mean(graph_index, variance, add_epsilon_node)?;
-    let square_node = only_producer(graph_index, squares, variance_node)?;
+    let square_node = producer_if_only_reader(graph_index, squares, variance_node)?;
     let centred = match (node(square_node).operator.role(), node(square_node).inputs.as_slice()) {
         (Role::Square, [Some(x), _]) => *x,
         (Role::Arithmetic(Arithmetic::Mul), [Some(a), Some(b)]) if a == b => *a,
@@ -85,14 +85,14 @@ pub fn layer_norm_at(graph_index: &GraphIndex, index: usize) -> Option<Fusion> {
 }
 
 /// The node that computes `slot`, if `reader` is its only reader.
-fn only_producer(graph_index: &GraphIndex, slot: usize, reader: usize) -> Option<usize> {
-    (graph_index.consumers[slot] == [reader]).then(|| graph_index.producers[slot])?
+fn producer_if_only_reader(graph_index: &GraphIndex, slot: usize, reader: usize) -> Option<usize> {
+    if graph_index.consumers[slot] == [reader] { graph_index.producers[slot] } else { None }
 }
 
 /// The node that computes `slot` as a mean over rows, and the slot that it averages, if `reader` is the only reader of
 /// `slot`.
 fn row_mean(graph_index: &GraphIndex, slot: usize, reader: usize) -> Option<(usize, usize)> {
-    let producer = only_producer(graph_index, slot, reader)?;
+    let producer = producer_if_only_reader(graph_index, slot, reader)?;
     match (graph_index.graph.nodes[producer].operator.role(), graph_index.graph.nodes[producer].inputs.first()) {
         (Role::RowMean, Some(Some(averaged))) => Some((producer, *averaged)),
         _ => None,

@@ -21,6 +21,6 @@ pub fn linear_at(graph_index: &GraphIndex, index: usize) -> Option<Fusion> {
     };
     let operator = Box::new(Linear::new(weight, bias)?);
     let (name, kind) = (node.name.clone(), node.kind.clone());
-    let node = Node { name, kind, operator, inputs: vec![Some(*x)], outputs: vec![Some(y)] };
-    Some((vec![index, add_node], node))
+    let fused = Node { name, kind, operator, inputs: vec![Some(*x)], outputs: vec![Some(y)] };
+    Some((vec![index, add_node], fused))
 }

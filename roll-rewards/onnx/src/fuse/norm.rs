@@ -1,5 +1,5 @@
-//! Fuses a BatchNorm and the activation after it. A BatchNorm after a convolution is already part of the convolution:
-//! that pass runs first, see [`super::fuse`].
+//! Fuses a BatchNorm and the activation after it. A BatchNorm after a convolution is already part of the convolution,
+//! because [`super::fuse`] fuses convolutions first.
 
 use roll_backends::ops::Epilogue;
 
@@ -9,8 +9,8 @@ use super::super::value::Value;
 use super::index::GraphIndex;
 use super::{Fusion, constant, normalisation, only_output};
 
-/// Returns the BatchNorm at `index`, the activation after it, if there is one that is its only consumer, and the node
-/// that replaces them. `None` if the node is no BatchNorm with constant parameters.
+/// Returns the chain at `index` and the node that replaces it. The chain is a BatchNorm and, if its only consumer is an
+/// activation, this activation. `None` if the node is no BatchNorm with constant parameters.
 pub fn norm_at(graph_index: &GraphIndex, index: usize) -> Option<Fusion> {
     let node = &graph_index.graph.nodes[index];
     let Role::BatchNorm(epsilon) = node.operator.role() else { return None };

@@ -71,10 +71,10 @@ pub(super) fn source(mut index: usize, to: &[usize], from: &[usize]) -> usize {
 /// `a` and `b` need more axes.
 fn collapse(a: &[usize], b: &[usize]) -> Result<([usize; 4], [usize; 4]), Problem> {
     let rank = a.len().max(b.len());
-    // Pairs of lengths (in a, in b). Neighbouring axes are merged if both are equal in a and b, or if both broadcast in
-    // the same one of a and b, where their length is 1.
+    // Pairs of lengths (in a, in b). Two neighbouring axes are merged if a and b have equal lengths on both axes, or if
+    // the same one of a and b has length 1 on both axes.
     let mut runs: Vec<(usize, usize)> = vec![];
-    // Equal lengths, or the tensor whose length is 1.
+    // Whether the lengths are equal, and otherwise which tensor has length 1.
     let broadcast_side = |(in_a, in_b): (usize, usize)| in_a.cmp(&in_b);
     for axis in 0..rank {
         let (in_a, in_b) = (length_at(a, axis, rank), length_at(b, axis, rank));

@@ -83,8 +83,8 @@ pub(super) struct ConvPlacement {
 }
 
 impl Conv {
-    /// Computes padding and output shape for these shapes of input and weights. Fails if they do not fit or the result
-    /// is too large.
+    /// Computes padding and output shape for these shapes of input and weights. Fails if the shapes do not fit or the
+    /// result is too large.
     pub(super) fn placement(&self, x: &[usize], weight: &[usize]) -> Result<ConvPlacement, Problem> {
         let ([n, c, spatial @ ..], [out, per_group, ..]) = (x, weight) else {
             return Err(format!("expected [N, C, ...], found {x:?}").into());

@@ -200,11 +200,11 @@ const MAX_OPERANDS: usize = 64;
 struct Fold {
     binary: Binary,
     /// The exponent of Pow, if it is a constant of the file with one element.
-    power: Option<f32>,
+    exponent: Option<f32>,
 }
 
 pub(super) fn binary(spec: &mut OperatorSpec) -> Built {
-    let (binary, inputs) = match spec.operator {
+    let (binary, input_counts) = match spec.operator {
         "Add" => (Binary::Add, 2..=2),
         "Sub" => (Binary::Sub, 2..=2),
         "Mul" => (Binary::Mul, 2..=2),
@@ -218,24 +218,24 @@ pub(super) fn binary(spec: &mut OperatorSpec) -> Built {
         "Min" => (Binary::Min, 1..=MAX_OPERANDS),
         other => return Err(format!("{other} is not a function of two elements").into()),
     };
-    spec.check_arity(inputs, 1)?;
-    let second_constant = spec.constant_if_known(1);
-    let power = match (binary, second_constant) {
-        (Binary::Pow, Some(exponent)) => match (&exponent.value, exponent.floats.as_deref()) {
-            (_, Some([power])) => Some(*power),
+    spec.check_arity(input_counts, 1)?;
+    let second_constant = spec.constant_if_not_computed(1);
+    let exponent = match (binary, second_constant) {
+        (Binary::Pow, Some(constant)) => match (&constant.value, constant.floats.as_deref()) {
+            (_, Some([exponent])) => Some(*exponent),
             (Value::Int { values, .. }, _) if values.len() == 1 => Some(values[0] as f32),
             _ => None,
         },
         _ => None,
     };
-    Ok(Box::new(Fold { binary, power }))
+    Ok(Box::new(Fold { binary, exponent }))
 }
 
 impl Operator for Fold {
     fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
         let first = input(inputs, 0)?;
-        if let (Some(power), Value::Float(x)) = (self.power, first) {
-            return Ok(vec![Value::Float(pow_scalar(x, power))]);
+        if let (Some(exponent), Value::Float(x)) = (self.exponent, first) {
+            return Ok(vec![Value::Float(pow_scalar(x, exponent))]);
         }
         let mut result = first.clone();
         for index in 1..inputs.len() {
@@ -275,7 +275,7 @@ impl Operator for Fold {
 
     fn role(&self) -> Role<'_> {
         match self.binary {
-            Binary::Pow if self.power == Some(2.0) => Role::Square,
+            Binary::Pow if self.exponent == Some(2.0) => Role::Square,
             Binary::Add => Role::Arithmetic(Arithmetic::Add),
             Binary::Sub => Role::Arithmetic(Arithmetic::Sub),
             Binary::Mul => Role::Arithmetic(Arithmetic::Mul),
@@ -367,14 +367,14 @@ fn remainder(a: &NdTensor, b: &NdTensor, shape: &[usize]) -> Result<NdTensor, Pr
     broadcast::apply(a, &product, |a, product| a - product)
 }
 
-/// Raises `x` to a power. Frequent powers have operators that are faster and more exact.
-fn pow_scalar(x: &NdTensor, power: f32) -> NdTensor {
+/// Raises `x` to a power. Frequent exponents have operators that are faster and more exact.
+fn pow_scalar(x: &NdTensor, exponent: f32) -> NdTensor {
     let flat = x.flat().clone();
-    let y = match power {
+    let y = match exponent {
         1.0 => flat,
         2.0 => flat.clone() * flat,
         0.5 => flat.sqrt(),
-        _ => flat.powf_scalar(power),
+        _ => flat.powf_scalar(exponent),
     };
     NdTensor::from_flat(y, x.shape())
 }

@@ -48,11 +48,11 @@ pub(super) fn tile(spec: &mut OperatorSpec) -> Built {
 impl Operator for Tile {
     fn run(&self, inputs: &[Option<&Value>], _: Run) -> Result<Vec<Value>, Problem> {
         let mut value = input(inputs, 0)?.clone();
-        let times = sizes("repeats", input(inputs, 1)?.ints()?, 1)?;
-        if times.len() != value.shape().len() {
-            return Err(format!("`repeats` {times:?} does not fit the shape {:?}", value.shape()).into());
+        let repeats = sizes("repeats", input(inputs, 1)?.ints()?, 1)?;
+        if repeats.len() != value.shape().len() {
+            return Err(format!("`repeats` {repeats:?} does not fit the shape {:?}", value.shape()).into());
         }
-        for (a, times) in times.into_iter().enumerate().filter(|(_, times)| *times > 1) {
+        for (a, times) in repeats.into_iter().enumerate().filter(|(_, times)| *times > 1) {
             let length = value.shape()[a];
             let mut shape = value.shape().to_vec();
             shape[a] = length.saturating_mul(times);
@@ -165,7 +165,7 @@ impl Operator for Trilu {
     }
 }
 
-/// Cumulative sums along an axis. Exporters compute position ids from a mask with them.
+/// Cumulative sums along an axis. Exporters use such sums to compute position ids from a mask.
 #[derive(Debug)]
 struct CumulativeSum {
     axis: i64,

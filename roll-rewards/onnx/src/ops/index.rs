@@ -21,7 +21,7 @@ pub(super) fn pick(x: &NdTensor, a: usize, picks: &[usize]) -> NdTensor {
 }
 
 /// Selects slices like [`pick`], from either type of value.
-fn picked(x: &Value, a: usize, picks: &[usize]) -> Value {
+fn pick_value(x: &Value, a: usize, picks: &[usize]) -> Value {
     match x {
         Value::Float(x) => Value::Float(pick(x, a, picks)),
         Value::Int { values, shape } => integers::picked(values, shape, a, picks),
@@ -56,7 +56,7 @@ impl Operator for Gather {
         let (before, after) = (&x.shape()[..a], &x.shape()[a + 1..]);
         let shape: Vec<usize> = before.iter().chain(indices.shape()).chain(after).copied().collect();
         elements(&shape)?;
-        Ok(vec![picked(x, a, &picks).reshaped(shape)?])
+        Ok(vec![pick_value(x, a, &picks).reshaped(shape)?])
     }
 
     fn batched_rank(&self, inputs: &[BatchInput]) -> Option<usize> {
@@ -104,7 +104,7 @@ impl Operator for GatherElements {
         }
         elements(to)?;
         let flat_x = x.reshaped(vec![elements(from)?])?;
-        Ok(vec![picked(&flat_x, 0, &flat_sources).reshaped(to.to_vec())?])
+        Ok(vec![pick_value(&flat_x, 0, &flat_sources).reshaped(to.to_vec())?])
     }
 }
 
@@ -155,7 +155,7 @@ impl Operator for GatherNd {
         let shape: Vec<usize> = rows.iter().chain(slice_shape).copied().collect();
         elements(&shape)?;
         let x_by_slice = vec![elements(from)? / elements(slice_shape)?, elements(slice_shape)?];
-        Ok(vec![picked(&x.reshaped(x_by_slice)?, 0, &picks).reshaped(shape)?])
+        Ok(vec![pick_value(&x.reshaped(x_by_slice)?, 0, &picks).reshaped(shape)?])
     }
 }
 
@@ -202,7 +202,7 @@ impl Operator for ScatterNd {
             }
             Value::Int { values, .. } => Value::Int { values: [values, updates.ints()?].concat(), shape: joined_shape },
         };
-        Ok(vec![picked(&joined, 0, &picks).reshaped(shape.to_vec())?])
+        Ok(vec![pick_value(&joined, 0, &picks).reshaped(shape.to_vec())?])
     }
 }
 

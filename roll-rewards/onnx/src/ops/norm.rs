@@ -22,6 +22,7 @@ struct BatchNorm {
 pub(super) fn batch_norm(spec: &mut OperatorSpec) -> Built {
     spec.check_arity(5..=5, 1)?;
     let attributes = &mut spec.attributes;
+    // Used in training only.
     attributes.float("momentum")?;
     if attributes.flag("training_mode")? || attributes.int("spatial")?.unwrap_or(1) != 1 {
         return Err("`training_mode` and `spatial` 0 are not run here".into());

@@ -173,7 +173,7 @@ pub(super) fn long_mean(x: Tensor<3>) -> Tensor<3> {
     }
 }
 
-/// The product over axis 1, which is kept. Halves are multiplied, because then the gradient has no division, which
+/// The product over axis 1, which is kept. Halves are multiplied, so that the gradient has no division, which
 /// would fail at elements that are 0.
 fn product(x: Tensor<3>) -> Tensor<3> {
     by_halves(x, |first, second| first * second)

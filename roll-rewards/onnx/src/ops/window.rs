@@ -7,7 +7,7 @@ use super::super::attributes::OperatorSpec;
 use super::super::error::Problem;
 use super::super::value::{elements, reshaped};
 
-/// Padding at the ends of an axis.
+/// Padding at both ends of each axis.
 #[derive(Clone, Debug, PartialEq)]
 pub(super) enum Padding {
     /// Padding before and after each axis.

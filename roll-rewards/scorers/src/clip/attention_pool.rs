@@ -68,9 +68,10 @@ impl Segment for AttentionPool {
             let rows_of_item = |x: &Burn<2>| x.clone().narrow(0, i * self.tokens, self.tokens);
             ops::attention_with(q.clone(), rows_of_item(&k), rows_of_item(&v), heads, AttentionOptions::default())
         });
-        let x = scope.linear(Burn::cat(attended.collect(), 0), &full_name("attention.out_proj"))?;
-        let hidden = scope.linear(norm(&scope, x.clone(), &full_name("layernorm"), eps)?, &full_name("mlp.fc1"))?;
-        let embedding = x + scope.linear(activated(hidden, activation), &full_name("mlp.fc2"))?;
+        let attention = scope.linear(Burn::cat(attended.collect(), 0), &full_name("attention.out_proj"))?;
+        let normed = norm(&scope, attention.clone(), &full_name("layernorm"), eps)?;
+        let hidden = scope.linear(normed, &full_name("mlp.fc1"))?;
+        let embedding = attention + scope.linear(activated(hidden, activation), &full_name("mlp.fc2"))?;
         match &self.head {
             Some(head) => Ok(head.run(embedding)?.into()),
             None => Ok(embedding.into()),

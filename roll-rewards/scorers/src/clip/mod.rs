@@ -356,7 +356,8 @@ impl RewardScorer for ClipReward {
 
     fn score(&mut self, video: &Video, prompt: &str, target: &Target, grad: Grad) -> Result<(Score, Option<Pullback>)> {
         if self.config.head.is_some() {
-            return self.scorer().score(video, &|row: &[f32]| Ok(row_score::value(row, 0)), grad);
+            let only_output = 0;
+            return self.scorer().score(video, &|row: &[f32]| Ok(row_score::value(row, only_output)), grad);
         }
         let direction = match self.config.against.clone() {
             Against::Prompt => {

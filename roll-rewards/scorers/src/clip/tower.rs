@@ -52,6 +52,7 @@ impl Layer {
     }
 
     /// Computes the layer's output for `x`, `[items * tokens, width]`. Tokens attend to tokens of their own item.
+    /// `tokens` may differ from the number that [`Layer::load`] received, because texts differ in length.
     pub fn run(&self, x: Burn<2>, tokens: usize, tape: &Tape) -> Result<Burn<2>> {
         let TowerDims { heads, is_causal, eps, .. } = self.dims;
         let scope = frozen_scope(&self.weights, tape);

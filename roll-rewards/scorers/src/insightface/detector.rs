@@ -123,8 +123,8 @@ impl Detector {
                 }
                 Kind::Yunet(outputs) => {
                     let [classes, objects, boxes, landmarks] = outputs[level].map(|output| rows[output]);
-                    let level = yunet::Level { stride, classes, objects, boxes, landmarks };
-                    yunet::decode(level, self.side, self.threshold)?
+                    let outputs_of_level = yunet::Level { stride, classes, objects, boxes, landmarks };
+                    yunet::decode(outputs_of_level, self.side, self.threshold)?
                 }
             });
         }

@@ -40,14 +40,14 @@ pub(super) const EMBEDDER: NetworkRole = NetworkRole {
     recognises: |stem| stem == "glintr100" || ["w600k_", "arcface"].iter().any(|p| stem.starts_with(p)),
 };
 
-/// Opens the network of `role`: the file `named`, or the only one in `directory` that fits.
+/// Opens the network of `role`: the file `file_name`, or the only one in `directory` that fits.
 pub(super) fn open_network(
     directory: &Path,
     role: &NetworkRole,
-    named: Option<&str>,
+    file_name: Option<&str>,
     device: &Device,
 ) -> Result<Model> {
-    if let Some(name) = named {
+    if let Some(name) = file_name {
         return Ok(Model::open(&directory.join(name), device)?);
     }
     let NetworkRole { text, key, expected, recognises } = *role;
@@ -59,13 +59,13 @@ pub(super) fn open_network(
     };
     let files = onnx_files(directory)?;
     let stem = |path: &PathBuf| path.file_stem().unwrap_or_default().to_string_lossy().to_lowercase();
-    let known: Vec<&PathBuf> = files.iter().filter(|f| recognises(&stem(f))).collect();
-    match known.as_slice() {
+    let recognised_files: Vec<&PathBuf> = files.iter().filter(|f| recognises(&stem(f))).collect();
+    match recognised_files.as_slice() {
         [one] => return Ok(Model::open(one, device)?),
         // A detector is not recognised by its contents.
         [] if key == DETECTOR.key => return Err(none_fits(files.iter().map(|f| name_of(f)).collect())),
         [] => {}
-        _ => return Err(several_fit(known.iter().map(|f| name_of(f)).collect())),
+        _ => return Err(several_fit(recognised_files.iter().map(|f| name_of(f)).collect())),
     }
     // No file has a known name: inspect the files that are not recognised as detectors.
     let (mut fitting, mut seen) = (vec![], vec![]);
@@ -86,7 +86,7 @@ pub(super) fn open_network(
     fitting.pop().ok_or_else(|| none_fits(seen))
 }
 
-/// Whether the file declares [1, 3, 112, 112] -> [1, 512].
+/// Whether the file declares [N, 3, 112, 112] -> [N, 512], for any N.
 fn embeds_crops(model: &Model) -> bool {
     let ([input], [output, ..]) = (model.inputs(), model.outputs()) else { return false };
     matches!(input.shape[..], [_, Some(3), Some(CROP), Some(CROP)])

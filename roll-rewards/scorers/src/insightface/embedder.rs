@@ -76,7 +76,7 @@ impl Embedder {
         // A file may have several outputs; the embedding is the first.
         let output = self.network.run(&input, grad.is_on())?;
         let first = output.first().ok_or_else(|| Error::Misuse("an ONNX model without outputs was opened".into()))?;
-        self.rows(first, items)
+        self.to_embeddings(first, items)
     }
 
     /// Embeds crops like [`Embedder::embed`], with the pullback to the crops.
@@ -84,7 +84,7 @@ impl Embedder {
         let input = self.input(crops)?;
         let items = input.shape()[0];
         let (value, recorded) = self.network.vjp(&input)?;
-        let embeddings = self.rows(&value, items)?;
+        let embeddings = self.to_embeddings(&value, items)?;
         let shape = [items, embeddings.width];
         Ok((embeddings, EmbeddingPull { recorded, shape, order: self.order, device: self.device.clone() }))
     }
@@ -97,7 +97,7 @@ impl Embedder {
     }
 
     /// Reads an output as embeddings. Fails unless it has one row per item.
-    fn rows(&self, output: &NdTensor, items: usize) -> Result<Embeddings> {
+    fn to_embeddings(&self, output: &NdTensor, items: usize) -> Result<Embeddings> {
         match *output.shape() {
             [n, width] if n == items => Ok(Embeddings { values: to_host_nd(output)?.to_f32_vec(), width }),
             ref found => Err(RewardError::NotTheNetwork {

@@ -20,7 +20,7 @@ pub struct FaceNetworks {
     embedder: Embedder,
     align: Alignment,
     /// Number of frames per batch of the detector.
-    batch: usize,
+    frames_per_batch: usize,
 }
 
 /// The scored face of a frame, and its crop.
@@ -48,7 +48,7 @@ impl FaceNetworks {
             detector: Detector::new(detector, config, device)?,
             embedder: Embedder::new(embedder, config.channel_order, device)?,
             align: config.align,
-            batch: config.frames_per_batch,
+            frames_per_batch: config.frames_per_batch,
         };
         tracing::debug!(
             detector = %networks.detector.path().display(),
@@ -89,7 +89,7 @@ impl FaceNetworks {
     /// `grad` is passed to [`Detector::detect`].
     pub fn largest_faces(&self, frames: &[(usize, &[f32])], size: [usize; 2], grad: Grad) -> Result<Vec<FrameFace>> {
         let mut found = vec![];
-        for batch in frames.chunks(self.batch) {
+        for batch in frames.chunks(self.frames_per_batch) {
             let pictures: Vec<&[f32]> = batch.iter().map(|(_, picture)| *picture).collect();
             pictures.iter().try_for_each(|picture| check_frame(picture, size))?;
             for (&(frame, _), faces) in batch.iter().zip(self.detector.detect(&pictures, size, grad)?) {

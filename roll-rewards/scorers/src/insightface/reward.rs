@@ -167,21 +167,21 @@ impl RewardScorer for IdentityReward {
             return Ok((Score::of(f64::NAN), grad.is_on().then_some(pullback)));
         }
         let mut faces = self.faces(video, 0, grad)?;
-        let detected = faces.len();
-        let detector_score = faces.iter().map(|f| f64::from(f.face.score)).sum::<f64>() / detected.max(1) as f64;
+        let detected_count = faces.len();
+        let detector_score = faces.iter().map(|f| f64::from(f.face.score)).sum::<f64>() / detected_count.max(1) as f64;
         if self.config.undetected == Undetected::ReferenceLandmarks {
             self.add_reference_faces(&mut faces, video, target)?;
         }
-        let searched = video.dims()[0].div_ceil(self.config.sample_every);
+        let searched_count = video.dims()[0].div_ceil(self.config.sample_every);
         if faces.is_empty() {
             let threshold = self.config.det_threshold;
-            let reason = format!("no face in any of {searched} frames (detector threshold {threshold})");
+            let reason = format!("no face in any of {searched_count} frames (detector threshold {threshold})");
             return Ok((Score::Missing { reason }, None));
         }
         let (value, crop_gradients) = self.score_faces(video, &faces, references, grad)?;
         let details = [
-            ("frames", searched as f64),
-            ("frames_with_face", detected as f64),
+            ("frames", searched_count as f64),
+            ("frames_with_face", detected_count as f64),
             ("detector_score", detector_score),
             ("references", references.shape()[0] as f64),
         ];
@@ -240,11 +240,11 @@ fn pooled(embeddings: &Embeddings, references: &Tensor) -> Result<Pooled> {
 /// batch by batch.
 fn pull_crops(faces: &[FrameFace], gradients: Vec<Vec<f32>>, shape: Vec<usize>, cotangent: &Tensor) -> Result<Tensor> {
     let cotangent = cotangent.item()?;
-    let mut crops = gradients.concat();
-    crops.iter_mut().for_each(|g| *g *= cotangent);
+    let mut crop_gradients = gradients.concat();
+    crop_gradients.iter_mut().for_each(|g| *g *= cotangent);
     let mut frames = vec![0.0; shape.iter().product()];
-    let (frame_size, crop_size) = (shape[1..].iter().product::<usize>(), crops.len() / faces.len());
-    for (face, gradient) in faces.iter().zip(crops.chunks_exact(crop_size)) {
+    let (frame_size, crop_size) = (shape[1..].iter().product::<usize>(), crop_gradients.len() / faces.len());
+    for (face, gradient) in faces.iter().zip(crop_gradients.chunks_exact(crop_size)) {
         face.crop.pull(gradient, &mut frames[face.frame * frame_size..][..frame_size]);
     }
     Tensor::new(frames, shape)

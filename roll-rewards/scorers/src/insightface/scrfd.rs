@@ -8,6 +8,10 @@ use super::detection::Face;
 pub const STRIDES: [usize; 3] = [8, 16, 32];
 /// Number of anchors per position.
 const ANCHORS: usize = 2;
+/// Numbers of an anchor's box.
+const BOX_WIDTH: usize = 4;
+/// Numbers of an anchor's landmarks.
+const LANDMARKS_WIDTH: usize = 10;
 
 /// The raw outputs of one level. Anchor `(y * columns + x) * 2 + a` is at canvas pixel `(x, y) * stride`. Distances and
 /// offsets are in units of the stride.
@@ -31,11 +35,12 @@ pub fn decode(level: Level<'_>, side: usize, threshold: f32) -> Result<Vec<Face>
     let Level { stride, scores, boxes, landmarks } = level;
     let columns = side / stride;
     let anchors = columns * columns * ANCHORS;
+    let expected = [anchors, BOX_WIDTH * anchors, LANDMARKS_WIDTH * anchors];
     let found = [scores.len(), boxes.len(), landmarks.len()];
-    if found != [anchors, 4 * anchors, 10 * anchors] {
+    if found != expected {
         return Err(Error::shape(
             format!("outputs of the face detector at stride {stride} (scores, boxes, landmarks)"),
-            format!("{:?} values for {anchors} anchors", [anchors, 4 * anchors, 10 * anchors]),
+            format!("{expected:?} values for {anchors} anchors"),
             &found,
         ));
     }
@@ -45,8 +50,8 @@ pub fn decode(level: Level<'_>, side: usize, threshold: f32) -> Result<Vec<Face>
             let position = anchor / ANCHORS;
             let (x, y) = ((position % columns * stride) as f32, (position / columns * stride) as f32);
             let s = stride as f32;
-            let distances = &boxes[4 * anchor..4 * anchor + 4];
-            let offsets = &landmarks[10 * anchor..10 * anchor + 10];
+            let distances = &boxes[BOX_WIDTH * anchor..][..BOX_WIDTH];
+            let offsets = &landmarks[LANDMARKS_WIDTH * anchor..][..LANDMARKS_WIDTH];
             Face {
                 bounds: [x - distances[0] * s, y - distances[1] * s, x + distances[2] * s, y + distances[3] * s],
                 score,

@@ -40,10 +40,11 @@ impl Warp {
         out
     }
 
-    /// The pullback: adds the cotangent of the picture to `gradient`, given the cotangent of the output.
+    /// The pullback: adds the cotangent of the picture to `gradient`, given the cotangent of the output. Does nothing
+    /// if the picture or the output has no pixel.
     ///
     /// # Panics
-    /// Panics unless `cotangent` and `gradient` have the same number of planes. Planes without a pixel have no number.
+    /// Panics unless `cotangent` and `gradient` have the same number of planes.
     pub fn pull(&self, cotangent: &[f32], gradient: &mut [f32]) {
         let [size, out_size] = [self.picture, self.output].map(|[h, w]| h * w);
         if size == 0 || out_size == 0 {

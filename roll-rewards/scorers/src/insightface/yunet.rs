@@ -39,8 +39,8 @@ pub fn decode(level: Level<'_>, side: usize, threshold: f32) -> Result<Vec<Face>
     }
     let s = stride as f32;
     let score = |prior: usize| (classes[prior].clamp(0.0, 1.0) * objects[prior].clamp(0.0, 1.0)).sqrt();
-    let above = (0..priors).filter(|&prior| score(prior) >= threshold);
-    Ok(above
+    let priors_of_faces = (0..priors).filter(|&prior| score(prior) >= threshold);
+    Ok(priors_of_faces
         .map(|prior| {
             let (x, y) = ((prior % columns) as f32, (prior / columns) as f32);
             let prior_box = &boxes[4 * prior..4 * prior + 4];

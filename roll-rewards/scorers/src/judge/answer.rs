@@ -44,7 +44,7 @@ impl AnswerKind {
         let answer: Json = serde_json::from_slice(body).unwrap_or_default();
         let choice = &answer["choices"][0];
         let text = choice["message"]["content"].as_str();
-        let score = match (self, first_word(choice)) {
+        let score = match (self, first_word_candidates(choice)) {
             (Self::Yes, Some(candidates)) => probability_of_yes(candidates),
             (Self::Yes, None) => text.and_then(yes_or_no),
             (Self::Number(range), _) => text.and_then(|text| first_number(text, range)),
@@ -65,7 +65,7 @@ pub fn token_count(body: &[u8]) -> u64 {
 
 /// The candidates (`top_logprobs`) for the first word of an answer, i.e. for its first token with a letter or digit.
 /// `None` without log-probabilities.
-fn first_word(choice: &Json) -> Option<&Vec<Json>> {
+fn first_word_candidates(choice: &Json) -> Option<&Vec<Json>> {
     let tokens = choice["logprobs"]["content"].as_array()?.iter();
     let mut listed = tokens.filter_map(|token| Some((token["token"].as_str()?, token["top_logprobs"].as_array()?)));
     let (_, candidates) = listed.find(|(token, _)| token.contains(char::is_alphanumeric))?;

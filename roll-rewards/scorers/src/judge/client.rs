@@ -20,7 +20,8 @@ const MAY_RECEIVE_TWICE: bool = true;
 /// The addresses of a service, asked round robin.
 pub(super) struct Client {
     addresses: Vec<Address>,
-    /// Number of the address that is asked first in the next request, before it wraps around.
+    /// Number of calls of [`Client::ask_each`] so far. Modulo the number of addresses that do not rest, it is the index
+    /// of the one among these addresses that is asked first.
     next: AtomicUsize,
     /// Number of requests that were sent.
     sent: AtomicU64,

@@ -286,8 +286,8 @@ impl RewardScorer for Judge {
         }
         // A shared reference for the threads that ask the questions.
         let (this, pictures) = (&*self, self.pictures(video)?);
-        let of_video = self.questions.iter().map(|question| fill_in(question, prompt, &target.columns));
-        let questions = of_video.collect::<Result<Vec<String>>>()?;
+        let filled_in = self.questions.iter().map(|question| fill_in(question, prompt, &target.columns));
+        let questions = filled_in.collect::<Result<Vec<String>>>()?;
         let (sent_before, tokens_before) = (this.client.sent_count(), this.tokens.load(Ordering::Relaxed));
         let mut asked: Vec<(&String, Option<Result<_>>)> = questions.iter().map(|question| (question, None)).collect();
         threads::in_parallel(&mut asked, questions.len(), |(question, outcome)| {

@@ -38,7 +38,7 @@ impl PictureModel {
                 "expected a float input with axes {layout:?} ({key}) and 3 channels, found `{}` of {:?} {}",
                 port.name,
                 port.dtype,
-                written(declared)
+                shape_text(declared)
             ))
             .into());
         }
@@ -51,7 +51,7 @@ impl PictureModel {
                     return Err(unfit(format!(
                         "`reward.input.size` is [{h}, {w}], but `{}` is {}",
                         port.name,
-                        written(declared)
+                        shape_text(declared)
                     ))
                     .into());
                 }
@@ -107,7 +107,7 @@ impl PictureModel {
 }
 
 /// A declared shape as text; `?` is a free axis.
-fn written(shape: &[Option<usize>]) -> String {
+fn shape_text(shape: &[Option<usize>]) -> String {
     let axis = |axis: &Option<usize>| axis.map_or("?".to_string(), |length| length.to_string());
     format!("[{}]", shape.iter().map(axis).collect::<Vec<_>>().join(", "))
 }

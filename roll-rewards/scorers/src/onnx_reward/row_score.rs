@@ -26,7 +26,7 @@ pub fn softmax(row: &[f32], index: usize) -> (f64, Vec<f32>) {
 }
 
 /// Computes the dot product of `row / |row|` and `direction`. If `direction` is the mean of unit vectors, this is the
-/// mean cosine similarity to them. A row of zeros has value 0 and gradient 0.
+/// mean cosine similarity to these vectors. A row of zeros has value 0 and gradient 0.
 pub fn cosine(row: &[f32], direction: &[f32]) -> (f64, Vec<f32>) {
     let length = norm(row);
     if length == 0.0 {

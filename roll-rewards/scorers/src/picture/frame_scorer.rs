@@ -68,18 +68,18 @@ impl FrameScorer<'_> {
         // The frame with the minimum is known only when all frames are scored. It is then scored again with a gradient.
         let first_grad = if self.over == OverFrames::Min { Grad::Skip } else { grad };
         let (values, mut gradients) = self.pass(video, &preprocess, &items, row_score, first_grad)?;
-        let least = (0..values.len()).min_by(|&a, &b| values[a].total_cmp(&values[b])).unwrap_or(0);
+        let least_item = (0..values.len()).min_by(|&a, &b| values[a].total_cmp(&values[b])).unwrap_or(0);
         let value = match self.over {
-            OverFrames::Min => values[least],
+            OverFrames::Min => values[least_item],
             OverFrames::Mean | OverFrames::Last => values.iter().sum::<f64>() / values.len() as f64,
         };
         if self.over == OverFrames::Min && grad.is_on() {
-            (_, gradients) = self.pass(video, &preprocess, &items[least..=least], row_score, grad)?;
+            (_, gradients) = self.pass(video, &preprocess, &items[least_item..=least_item], row_score, grad)?;
         }
         let scored_frames: usize = items.iter().map(Vec::len).sum();
         let mut details = vec![("frames", scored_frames as f64)];
         if values.len() > 1 {
-            details.push(("lowest", values[least]));
+            details.push(("lowest", values[least_item]));
             details.push(("highest", values.iter().copied().fold(f64::NEG_INFINITY, f64::max)));
         }
         let details = details.into_iter().map(|(name, value)| (name.to_string(), value)).collect();
@@ -173,12 +173,12 @@ pub(crate) fn check_rows(output: &Tensor, items: usize) -> Result<()> {
 /// The cotangent of `frames`. `gradients` are the gradients of the prepared frames for a cotangent of 1.
 fn pull_frames(frames: &Tensor, preprocess: &Preprocess, gradients: &FrameGradients, cotangent: f32) -> Result<Tensor> {
     let values = frames.f32s()?;
-    let size = values.len() / frames.shape()[0];
+    let values_per_frame = values.len() / frames.shape()[0];
     let mut gradient = vec![0.0; values.len()];
-    gradient.par_chunks_mut(size).enumerate().for_each(|(t, out)| {
+    gradient.par_chunks_mut(values_per_frame).enumerate().for_each(|(t, out)| {
         for (_, part) in gradients.iter().filter(|(frame, _)| *frame == t) {
             let scaled: Vec<f32> = part.iter().map(|g| g * cotangent).collect();
-            preprocess.pull(&values[t * size..][..size], &scaled, out);
+            preprocess.pull(&values[t * values_per_frame..][..values_per_frame], &scaled, out);
         }
     });
     Tensor::new(gradient, frames.shape())

@@ -45,7 +45,7 @@ impl Frames {
         }
     }
 
-    /// Fails if the number is 0 or above 4096.
+    /// Fails on the number 0, and on more frames than `Uniform` allows.
     pub fn check(self) -> Result<()> {
         const KEY: &str = "reward.frames";
         match self {

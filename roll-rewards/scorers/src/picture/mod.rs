@@ -1,5 +1,5 @@
-//! Frames as a network's input: selection, resizing, cropping, normalisation, and the pullbacks of these. `frame_scorer.rs`
-//! composes them with a network into a score.
+//! Frames as a network's input: selection, resizing, cropping, normalisation, and the pullbacks of these steps.
+//! `frame_scorer.rs` composes the steps with a network into a score.
 
 mod frame_scorer;
 mod frames;

@@ -57,13 +57,13 @@ impl Window {
     }
 
     /// Numbers of complete windows along height and width.
-    fn inner(&self) -> [usize; 2] {
+    fn window_counts(&self) -> [usize; 2] {
         [0, 1].map(|i| self.size[i] + 1 - self.weights[i].len())
     }
 
     /// The weighted mean in each window.
     fn mean(&self, plane: &[f32]) -> Vec<f32> {
-        let ([height, width], [rows, columns]) = (self.size, self.inner());
+        let ([height, width], [rows, columns]) = (self.size, self.window_counts());
         let mut narrow = vec![0.0; height * columns];
         for (row, narrow_row) in plane.chunks_exact(width).zip(narrow.chunks_exact_mut(columns)) {
             for (k, weight) in self.weights[1].iter().enumerate() {
@@ -81,7 +81,7 @@ impl Window {
 
     /// The transpose of [`Window::mean`].
     fn pull(&self, cotangent: &[f32]) -> Vec<f32> {
-        let ([height, width], [_, columns]) = (self.size, self.inner());
+        let ([height, width], [_, columns]) = (self.size, self.window_counts());
         let mut narrow = vec![0.0; height * columns];
         for (y, row) in cotangent.chunks_exact(columns).enumerate() {
             for (k, weight) in self.weights[0].iter().enumerate() {

@@ -93,8 +93,8 @@ fn exchange(
     })
 }
 
-/// Writes tensors to shared memory and adds its description to the header. Returns their offsets, or an empty list
-/// without shared memory; the tensors are then sent through the pipe.
+/// Writes tensors to shared memory and adds the description of the memory to the header. Returns the offsets of the
+/// tensors, or an empty list if there is no shared memory; in that case the tensors are sent through the pipe.
 fn place_in_shared_memory(
     shared_memory: &mut Option<Arc<SharedMemory>>,
     header: &mut Json,

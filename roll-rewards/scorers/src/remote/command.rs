@@ -145,15 +145,15 @@ impl Transport for Program {
     }
 
     fn ask(&mut self, call: &'static str, header: Json, tensors: &[(String, Tensor)]) -> Result<Message> {
-        let mut starts = 0;
+        let mut restarts = 0;
         loop {
             match self.try_call(&header, tensors) {
                 Ok(answer) => return Ok(answer),
-                Err(problem) if starts < self.config.restarts => {
-                    starts += 1;
+                Err(problem) if restarts < self.config.restarts => {
+                    restarts += 1;
                     tracing::warn!("{}: {problem}; starting it again", self.peer());
                 }
-                Err(problem) => return Err(self.no_answer(call, starts, problem)),
+                Err(problem) => return Err(self.no_answer(call, restarts, problem)),
             }
         }
     }

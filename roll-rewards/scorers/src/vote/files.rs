@@ -6,7 +6,8 @@
 //!             answers/<id>.json       the number of the chosen clip as shown, from 1; 0 for "equal"
 //! ```
 //!
-//! A run directory may come from others: ids are checked before they are parts of paths, and links are not followed.
+//! A run directory may come from other people: ids are checked before they are parts of paths, and links are not
+//! followed.
 
 use std::path::{Path, PathBuf};
 use std::time::SystemTime;
@@ -83,7 +84,7 @@ impl Answer {
     }
 }
 
-/// The votes of the run in this directory, which may have none yet.
+/// The votes of the run in this directory. There may be no votes yet.
 pub struct Votes(pub PathBuf);
 
 impl Votes {

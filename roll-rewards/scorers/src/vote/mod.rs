@@ -75,7 +75,12 @@ impl Vote {
 
     /// Waits for the answers to the questions with these `ids`. Returns for each the position of the chosen clip, or
     /// `None` for "equal".
-    fn answers(&mut self, votes: &Votes, ids: &[String], progress: &dyn Progress) -> Result<Vec<Option<usize>>> {
+    fn wait_for_answers(
+        &mut self,
+        votes: &Votes,
+        ids: &[String],
+        progress: &dyn Progress,
+    ) -> Result<Vec<Option<usize>>> {
         loop {
             let answers = ids.iter().map(|id| votes.answer(id)).collect::<Result<Vec<_>>>()?;
             for (id, answer) in ids.iter().zip(&answers) {
@@ -155,7 +160,7 @@ impl RewardScorer for Vote {
             votes.ask(&Question { prompt, question, clips, reference: reference.clone() })
         };
         let ids = shown.iter().map(ask).collect::<Result<Vec<_>>>()?;
-        let chosen = self.answers(&votes, &ids, progress)?;
+        let chosen = self.wait_for_answers(&votes, &ids, progress)?;
         Ok(scores(videos.len(), &shown, &chosen))
     }
 }

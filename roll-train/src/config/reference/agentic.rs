@@ -1,8 +1,8 @@
 //! Translates ROLL's configurations of its agentic pipeline (`agent_val_frozen_lake.yaml`, `agentic_val_sokoban.yaml`
 //! and others like them) into this project's keys.
 //!
-//! Each function takes some of ROLL's keys `from` one tree and puts ours into the other. Keys that none of them takes
-//! are listed in a note, with the reason why they have no effect.
+//! Each function takes some of ROLL's keys `from` one tree and puts this project's keys into the other. Keys that no
+//! function takes are listed in a note, with the reason why they have no effect.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
@@ -63,8 +63,8 @@ pub fn translate(path: &Path, mut from: ReferenceTree) -> Result<(Map, Vec<Strin
     Ok((to.into_map(), notes))
 }
 
-/// Translates the form of the policy gradient, if the configuration names another worker than ROLL's usual one, which
-/// does not read it.
+/// Translates the form of the policy gradient if the configuration names a worker that reads it: any but ROLL's usual
+/// one.
 fn policy_gradient(from: &mut ReferenceTree, to: &mut TranslatedTree) {
     let class = from.get("actor_train.worker_cls").and_then(|class| class.clone().into_string().ok());
     if class.is_some_and(|class| !class.ends_with(PPO_WORKER)) {

@@ -215,35 +215,35 @@ fn batch(
     to: &mut TranslatedTree,
     notes: &mut Vec<String>,
 ) -> Result<()> {
-    let accumulation = "actor_train.training_args.gradient_accumulation_steps";
+    let accumulation_key = "actor_train.training_args.gradient_accumulation_steps";
     let accumulation_value =
-        from.take(accumulation).unwrap_or_else(|| Value::new(Some(&ROLL_DEFAULT.to_string()), 1u64));
+        from.take(accumulation_key).unwrap_or_else(|| Value::new(Some(&ROLL_DEFAULT.to_string()), 1u64));
     let (devices, mapping_origin) = devices(path, from)?;
     let per_device = to.get("training.per_device_train_batch_size").and_then(whole);
-    let (Some(accumulated), Some(per_device)) = (whole(&accumulation_value), per_device) else {
+    let (Some(accumulation), Some(per_device)) = (whole(&accumulation_value), per_device) else {
         // Not a number above 0: the check of our own key reports it with its place.
         to.put("training.gradient_accumulation_steps", accumulation_value);
         return Ok(());
     };
-    let samples_per_update = accumulated.saturating_mul(devices).saturating_mul(per_device);
-    let accumulated_here = match accumulated.saturating_mul(devices).checked_rem(ranks) {
-        Some(0) => accumulated * devices / ranks,
+    let samples_per_update = accumulation.saturating_mul(devices).saturating_mul(per_device);
+    let accumulation_here = match accumulation.saturating_mul(devices).checked_rem(ranks) {
+        Some(0) => accumulation * devices / ranks,
         _ => {
             notes.push(format!(
                 "{}: an update of {samples_per_update} samples cannot be divided among {ranks} ranks; each takes {}",
                 path.display(),
-                accumulated * per_device
+                accumulation * per_device
             ));
-            accumulated
+            accumulation
         }
     };
     let origin_here = match mapping_origin {
-        Some(place) if accumulated_here != accumulated => {
+        Some(place) if accumulation_here != accumulation => {
             format!("the {devices} devices at {place}, on {ranks} ranks")
         }
         _ => origin_or_roll(&accumulation_value),
     };
-    to.put("training.gradient_accumulation_steps", Value::new(Some(&origin_here), accumulated_here));
+    to.put("training.gradient_accumulation_steps", Value::new(Some(&origin_here), accumulation_here));
     steps_to_updates(samples_per_update, from, to);
     Ok(())
 }

@@ -14,19 +14,19 @@ use crate::statistics::Gain;
 
 /// The status line: steps done, seconds, and whether the run has ended.
 pub fn status(run: &RunFiles) -> String {
-    let (done, wanted) = run.steps();
+    let (steps_done, steps_wanted) = run.steps();
     let seconds = match &run.summary {
         Some(summary) => summary.get("seconds").and_then(Value::as_f64).unwrap_or_default(),
         // Not `sum`, which returns -0 for no values.
         None => run.values("time/total").iter().fold(0.0, |sum, seconds| sum + seconds),
     };
-    let of_wanted = wanted.map(|wanted| format!(" of {wanted}")).unwrap_or_default();
+    let of_wanted = steps_wanted.map(|wanted| format!(" of {wanted}")).unwrap_or_default();
     let end = match &run.summary {
         Some(summary) if summary.contains_key("stopped") => ", stopped by `evaluation.stop_when`",
-        Some(_) if wanted.is_none_or(|wanted| done >= wanted) => "",
+        Some(_) if steps_wanted.is_none_or(|wanted| steps_done >= wanted) => "",
         _ => ", not finished",
     };
-    format!("{}: {done}{of_wanted} steps in {seconds:.0} s{end}", run.path.display())
+    format!("{}: {steps_done}{of_wanted} steps in {seconds:.0} s{end}", run.path.display())
 }
 
 /// The rows of the table: a name, and a value for each run. A run without this value has an empty text.

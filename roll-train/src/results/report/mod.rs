@@ -95,7 +95,7 @@ fn code(text: String) -> Value {
 /// ends a part, and a bracket begins one, so that no number is torn apart. Paths and other long parts may break within,
 /// paths after each slash.
 fn parts(text: String) -> Value {
-    /// Most bytes of a part that never breaks.
+    /// Maximum number of bytes of a part that never breaks.
     const MAX_UNBROKEN: usize = 30;
     /// A slash in escaped HTML.
     const SLASH: &str = "&#x2f;";

@@ -20,7 +20,7 @@ use crate::statistics::{decimals, sign_test};
 
 /// Number of steps at each end of a run whose means are compared if nothing was evaluated.
 const STEPS_AT_ENDS: usize = 8;
-/// Largest probability that chance alone gives a result, at which it still counts as a result.
+/// An outcome counts as a result if the probability that chance alone produces it is at most this.
 const MAX_CHANCE: f64 = 0.05;
 /// Largest growth of the gradient norm, as a factor, that is not reported as a problem.
 const MAX_GROWTH: f64 = 10.0;
@@ -165,7 +165,7 @@ fn change(run: &RunFiles, position: usize) -> Option<(SetName, Change)> {
 
 /// Whether votes of people are the only reward. The mean of their votes is the same at every step, since they compare
 /// the videos of a prompt with one another.
-fn is_voted(run: &RunFiles) -> bool {
+fn has_votes_only(run: &RunFiles) -> bool {
     run.settings.get("reward.0.name").is_some_and(|name| name.trim_matches('"') == "vote")
         && !run.settings.contains_key("reward.1.name")
 }
@@ -200,7 +200,7 @@ fn learning(run: &RunFiles) -> (Mark, String) {
         });
         return (mark, text + &check.unwrap_or_default());
     }
-    if is_voted(run) {
+    if has_votes_only(run) {
         return answer_by_votes(run);
     }
     let answer = answer_by_evaluation(run).or_else(|| answer_by_validation(run));
@@ -334,9 +334,9 @@ fn hacking(run: &RunFiles) -> (Mark, String) {
         Effect::Undecided => (Mark::Open, "Undecided yet"),
         Effect::TooFewClips => (Mark::Open, "Too few clips to tell"),
     };
-    let fallen = run.values(FALLING).last().copied().unwrap_or_default();
-    let (mark, note) = match fallen > 0.0 {
-        true => (Mark::Attention, format!("; {fallen:.0} of the checks have fallen")),
+    let fallen_checks = run.values(FALLING).last().copied().unwrap_or_default();
+    let (mark, note) = match fallen_checks > 0.0 {
+        true => (Mark::Attention, format!("; {fallen_checks:.0} of the checks have fallen")),
         false => (mark, String::new()),
     };
     (mark, format!("{verdict}, {}, on {}{note}.", check.gain.in_words(), counted(check.clips as u64, "clip")))
@@ -427,9 +427,9 @@ fn time(run: &RunFiles) -> (Mark, String) {
     if phases.is_empty() {
         return (Mark::Open, "No times yet.".into());
     }
-    let share =
+    let in_words =
         |(name, seconds): &(String, f64)| format!("{name} {:.0} %", 100.0 * seconds / timing::sum_of_phases(&phases));
-    let longest: Vec<String> = phases.iter().take(NAMED_PHASES).map(share).collect();
+    let longest: Vec<String> = phases.iter().take(NAMED_PHASES).map(in_words).collect();
     let mut text = format!("{seconds_per_step:.1} s a step: {}.", longest.join(", "));
     let (steps_done, steps_wanted) = run.steps();
     let logged = run.values("time/total");

@@ -7,7 +7,7 @@ use minijinja::{Value, context};
 use super::run_files::RunFiles;
 use crate::results::plot;
 
-/// Share of a step's time by which its phases may differ from it, up or down, without a word about the difference.
+/// Share of a step's time by which the sum of its phases may differ from it without a word about the difference.
 const NEGLIGIBLE_SHARE: f64 = 0.005;
 
 /// Mean duration of a step and of its phases, for the page. There are no phases if the run measured no times.

@@ -40,7 +40,7 @@ pub fn warnings(run: &RunFiles) -> Vec<String> {
 /// The warning about samples that were left out, if there are any: how many, and how often for which reason.
 fn skipped_samples(run: &RunFiles) -> Option<String> {
     let logged = run.values("actor/skipped").iter().sum::<f64>() as u64;
-    // Either may lack steps: the log has every `logging_steps`-th one, the record those before it was last written.
+    // Both counts may lack steps: the log has every `logging_steps`-th one, the record those before its last writing.
     let skipped = logged.max(run.record.skipped_samples);
     let mut text = match skipped {
         0 => return None,

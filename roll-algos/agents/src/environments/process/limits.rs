@@ -5,7 +5,7 @@ use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use roll_core::{Error, Result};
-use roll_external::process::open_files_limit;
+use roll_external::process::raise_open_files_limit;
 
 /// Number of file descriptors that this program needs for a process: the pipes of standard input, output and error.
 const PIPES: u64 = 3;
@@ -25,7 +25,7 @@ impl Descriptors {
         let reserved = RESERVED.fetch_add(PIPES, Ordering::Relaxed) + PIPES;
         // Dropped on failure, so that the descriptors are free again.
         let reservation = Self;
-        match open_files_limit().filter(|limit| reserved + OTHER_USES > *limit) {
+        match raise_open_files_limit().filter(|limit| reserved + OTHER_USES > *limit) {
             None => Ok(reservation),
             Some(limit) => Err(Error::Unsupported(format!(
                 "with another environment process this program would need {} open files, and it may have {limit} \

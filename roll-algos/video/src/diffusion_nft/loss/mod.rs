@@ -37,7 +37,7 @@ pub struct Noised<'a> {
 pub struct ValueAndGradient {
     /// The loss.
     pub value: f64,
-    /// d value / d velocity; 0 at masked elements.
+    /// d value / d velocity; 0 at elements that do not enter the loss.
     pub gradient: Vec<f64>,
 }
 
@@ -60,7 +60,8 @@ impl Noised<'_> {
         f64::from(self.noise[i]) - f64::from(self.data[i])
     }
 
-    /// `max(mean |data error|, 1e-5)`: the divisor of squared errors, a constant for the gradient.
+    /// The weight w of [`nft`], which divides squared errors: `max(mean |data error|, 1e-5)`. It is a constant for the
+    /// gradient.
     fn weight(&self, velocity: impl Fn(usize) -> f64) -> f64 {
         self.mask.mean(|i| self.data_error(i, velocity(i)).abs()).max(LEAST_WEIGHT)
     }

@@ -1,4 +1,4 @@
-//! The loss of DiffusionNFT (arXiv:2509.16117): the mixture v+ of the policies in training and the old policy learns to
+//! The loss of DiffusionNFT (arXiv:2509.16117): the mixture v+ of the policy in training and the old policy learns to
 //! predict good samples, and its mirror image v- about the old policy learns to predict bad samples.
 //!
 //! `v+ = beta v + (1 - beta) v_old` and `v- = (1 + beta) v_old - beta v`. Their predictions of x_0 have the errors e+
@@ -79,7 +79,7 @@ impl Nft {
         Ok(())
     }
 
-    /// r of a sample with the advantage A: `A / bound / 2 + 1 / 2`, within 0 and 1.
+    /// r of a sample: `A / bound / 2 + 1 / 2`, clamped to [0, 1]. A is the advantage, clamped and mapped by `mode`.
     pub fn share(&self, advantage: f64) -> f64 {
         let bounded = self.mode.of(advantage.clamp(-self.bound, self.bound));
         (bounded / self.bound / 2.0 + 0.5).clamp(0.0, 1.0)

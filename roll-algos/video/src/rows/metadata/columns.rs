@@ -54,9 +54,9 @@ impl RowColumns {
         files.map(Path::new).next()
     }
 
-    /// The values for a metadata file in `directory`, an absolute path. Files below `directory` get relative paths,
-    /// others absolute paths.
-    pub fn named_from(&self, directory: &Path) -> Map<String, Value> {
+    /// The values for a metadata file in `directory`, an absolute path. Files below `directory` get relative paths, all
+    /// other files absolute paths.
+    pub fn values_relative_to(&self, directory: &Path) -> Map<String, Value> {
         let mut row = self.clone();
         row.change_paths(|file| {
             let file = std::path::absolute(file).unwrap_or_else(|_| file.into());
@@ -97,7 +97,7 @@ fn rows(line: u64, values: Map<String, Value>, base: &Path) -> Vec<RowColumns> {
 /// The row of a clip of a directory, with the prompt in the `.txt` of the same name if there is one.
 fn of_clip(clip: PathBuf) -> Result<RowColumns> {
     let file = clip.with_extension("txt");
-    let prompt = if file.is_file() { folder::text(&file)? } else { String::new() };
+    let prompt = if file.is_file() { folder::prompt_in(&file)? } else { String::new() };
     let columns = [(VIDEO, clip.to_string_lossy().into_owned()), ("prompt", prompt)];
     let values = columns.into_iter().map(|(column, value)| (column.to_string(), value.into())).collect();
     Ok(RowColumns { line: 0, values })

@@ -69,7 +69,7 @@ pub(super) fn rows(directory: &Path, on_bad_sample: OnBadSample) -> Result<Vec<M
     }
     let read = |video: PathBuf| {
         let file = prompt_file(&video);
-        match text(&file) {
+        match prompt_in(&file) {
             Ok(prompt) => Ok(row(video, prompt, None)),
             Err(_) if skips && !file.exists() => {
                 let reason = format!("{} is not there", file.display());
@@ -89,7 +89,7 @@ fn table_hint(directory: &Path) -> String {
 }
 
 /// The prompt in a file, on one line.
-pub(super) fn text(prompt_file: &Path) -> Result<String> {
+pub(super) fn prompt_in(prompt_file: &Path) -> Result<String> {
     let text = text_of(prompt_file, MAX_PROMPT_BYTES as u64, "a prompt")?;
     // Line breaks are treated as wrapping, not as part of the prompt.
     let lines: Vec<&str> = text.trim_start_matches('\u{feff}').lines().map(str::trim).collect();

@@ -51,7 +51,7 @@ pub(super) fn list(path: &Path, text: &str, base: &Path) -> Result<Vec<MetadataR
             format!("{} bytes are too many for a list (at most {MAX_LIST}); write its objects one a line", text.len());
         return Err(Error::bad_file(path, problem));
     }
-    // Objects are parsed one at a time, because parsed values take ten times as much memory as their text.
+    // Objects are parsed one at a time, because parsed values take many times as much memory as their text.
     let mut collected = ListVisitor { found: Vec::new(), problem: None, base };
     let mut reader = serde_json::Deserializer::from_str(text);
     let read = reader.deserialize_seq(&mut collected).and_then(|()| reader.end());

@@ -150,9 +150,9 @@ impl Metadata {
             let problem = format!("line {}: a prompt of {length} bytes, more than {MAX_PROMPT_BYTES}", row.line);
             return Err(Error::bad_file(path, problem));
         }
-        let empty: Vec<_> = rows.iter().filter(|row| row.prompt.trim().is_empty()).collect();
-        if let Some(first) = empty.first() {
-            let (count, total) = (empty.len(), rows.len());
+        let without_prompt: Vec<_> = rows.iter().filter(|row| row.prompt.trim().is_empty()).collect();
+        if let Some(first) = without_prompt.first() {
+            let (count, total) = (without_prompt.len(), rows.len());
             tracing::warn!(
                 "{}: {count} of {total} prompts are empty, the first in line {}",
                 path.display(),

@@ -11,11 +11,11 @@ use roll_external::Fingerprint;
 
 use super::CacheStore;
 
-/// Wraps a diffusion model. All calls but calls of the encoders are passed on.
+/// Wraps a diffusion model. Calls of the encoders go through the cache; all other calls are passed on.
 pub struct CachedModel {
     inner: Box<dyn Model>,
-    /// The facts of the model, which do not change while it lives.
-    facts: ScheduleFacts,
+    /// Facts of the model, up to `takes_image`: they do not change while it lives.
+    schedule: ScheduleFacts,
     unit: VideoUnit,
     frame_rate: Option<f64>,
     takes_image: bool,
@@ -35,8 +35,9 @@ impl CachedModel {
             None => None,
         };
         match key_and_facts {
-            Some((encoding_key, (facts, unit, frame_rate, takes_image))) => {
-                Ok(Box::new(Self { inner, facts, unit, frame_rate, takes_image, encoding_key, store: store.clone() }))
+            Some((encoding_key, (schedule, unit, frame_rate, takes_image))) => {
+                let store = store.clone();
+                Ok(Box::new(Self { inner, schedule, unit, frame_rate, takes_image, encoding_key, store }))
             }
             None => {
                 tracing::info!("`data.cache_dir`: the model cannot tell what its encodings depend on; none is kept");
@@ -147,7 +148,7 @@ impl DiffusionModel for CachedModel {
     }
 
     fn schedule(&self) -> ScheduleFacts {
-        self.facts
+        self.schedule
     }
 
     fn video_unit(&self) -> VideoUnit {

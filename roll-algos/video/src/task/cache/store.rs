@@ -93,8 +93,8 @@ fn read(path: &Path, key: &str) -> Result<StateDict> {
     }
 }
 
-/// Writes the file, first under a random name, because processes on several machines may have the same id. Returns the
-/// size of the file.
+/// Writes the file, first under a random name. A name with the process id would not do, because processes on several
+/// machines may have the same id. Returns the size of the file.
 fn write(folder: &Path, path: &Path, key: &str, state: &StateDict) -> Result<u64> {
     std::fs::create_dir_all(folder).map_err(Error::file("create the directory", folder))?;
     let temporary = folder.join(format!(".{:016x}.tmp", rand::random::<u64>()));

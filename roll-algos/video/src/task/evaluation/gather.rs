@@ -26,7 +26,7 @@ pub(super) fn gather_clips(
         let Some((position, bits)) = clip else { continue };
         let video_here = if rank == ranks.rank().0 { my_video.take() } else { None };
         let video = match &bits.video {
-            Some(shape) if rank > 0 => send_to_rank_0(ranks, Rank(rank), video_here, shape)?,
+            Some(shape_and_fps) if rank > 0 => send_to_rank_0(ranks, Rank(rank), video_here, shape_and_fps)?,
             // The video of rank 0, which needs no sending, or a clip without a video.
             _ => video_here,
         };
@@ -47,7 +47,7 @@ struct ClipBits {
 
 impl ClipBits {
     fn of(evaluated: &Evaluated) -> Self {
-        let shape = |video: &Video| {
+        let shape_and_fps = |video: &Video| {
             let [frames, height, width] = video.dims();
             ([frames, 3, height, width], video.fps().to_bits())
         };
@@ -55,7 +55,7 @@ impl ClipBits {
             origin: evaluated.origin.clone(),
             scores: evaluated.scores.iter().map(|score| score.map(f64::to_bits)).collect(),
             kl: evaluated.kl.to_bits(),
-            video: evaluated.video.as_ref().map(shape),
+            video: evaluated.video.as_ref().map(shape_and_fps),
         }
     }
 

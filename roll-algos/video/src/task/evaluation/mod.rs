@@ -37,7 +37,7 @@ struct Set {
     /// All clips on rank 0, which shows them to people; this rank's part on other ranks.
     samples: Vec<Sample>,
     /// This rank's part of `samples`.
-    own: Range<usize>,
+    own_range: Range<usize>,
     /// Number of clips over all ranks.
     clip_count: usize,
 }
@@ -112,7 +112,7 @@ impl EvaluationSources {
 
 impl Evaluator {
     /// Reads the clips that the configuration names; `None` if it names none. `unit` says which lengths and sizes the
-    /// model's videos may have. `train` is the training data, if they could be opened.
+    /// model's videos may have. `train` is the training data, if it could be opened.
     ///
     /// A clip that cannot be read is an error or is left out (`data.on_bad_sample`). If the number of clips is limited,
     /// the next clip takes the place of one that is left out.
@@ -167,7 +167,7 @@ impl Evaluator {
 
     /// This rank's part of the clips that are not trained on, if there are any.
     pub(crate) fn unseen(&self) -> Option<&[Sample]> {
-        self.sets.iter().find(|set| set.name == SetName::Unseen).map(|set| &set.samples[set.own.clone()])
+        self.sets.iter().find(|set| set.name == SetName::Unseen).map(|set| &set.samples[set.own_range.clone()])
     }
 
     /// The samples of a set: all of them on rank 0, and this rank's part elsewhere.
@@ -225,12 +225,12 @@ impl Set {
             return Err(Error::config(key, problem));
         }
         check_clip_counts(ranks, clip_count)?;
-        let mut own = part(clip_count, ranks.rank().0, ranks.world_size());
+        let mut own_range = part(clip_count, ranks.rank().0, ranks.world_size());
         if ranks.rank().0 > 0 {
-            samples = samples.drain(own.clone()).collect();
-            own = 0..samples.len();
+            samples = samples.drain(own_range.clone()).collect();
+            own_range = 0..samples.len();
         }
-        Ok((Self { name, samples, own, clip_count }, skipped))
+        Ok((Self { name, samples, own_range, clip_count }, skipped))
     }
 
     /// See [`Evaluator::run`]; `done` counts the clips of all sets, for the progress bar.
@@ -252,7 +252,7 @@ impl Set {
         let my_unfinished = &unfinished[ranks.rank().0];
         // The position in the set of this rank's first sample.
         let my_first = part(self.clip_count, ranks.rank().0, world).start;
-        let my_sample = |i: &usize| self.samples[self.own.start + i - my_first].clone();
+        let my_sample = |i: &usize| self.samples[self.own_range.start + i - my_first].clone();
         *done += clips.iter().flatten().count() as u64;
         inputs.progress.set(*done);
         // All ranks take part in the collectives of a round. Each contributes one clip, or none if it has no more.
@@ -410,7 +410,7 @@ mod tests {
         let read = ThreadRanks::run(2, Duration::from_secs(60), |ranks| {
             let (set, _) = Set::read(SetName::Unseen, &data, None, ranks.as_ref())?;
             let rows = |samples: &[Sample]| samples.iter().map(|s| s.index).collect::<Vec<_>>();
-            Ok((rows(&set.samples), rows(&set.samples[set.own.clone()]), set.clip_count))
+            Ok((rows(&set.samples), rows(&set.samples[set.own_range.clone()]), set.clip_count))
         });
         let [first, second] = &read[..] else { unreachable!() };
         assert_eq!(first.as_ref().unwrap(), &(vec![0, 1, 3, 4, 5], vec![0, 1], 5));

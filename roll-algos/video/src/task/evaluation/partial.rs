@@ -36,7 +36,7 @@ impl<'a> PartialClips<'a> {
         Self { results: PartialResults::new(dir, step, key), dir, moments, labels }
     }
 
-    /// Reads the numbers of a clip. `None` unless they are there, and its videos too.
+    /// Reads the numbers of a clip; `None` if these or any of its videos are missing.
     pub fn read_clip(&self, set: SetName, i: usize, sample: &Sample) -> Option<Clip> {
         let ClipResult { clip, has_video } = self.results.read(&clip_name(set, i), &self.clip_key(sample))?;
         let is_complete =

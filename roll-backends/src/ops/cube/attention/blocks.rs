@@ -25,12 +25,12 @@ const TILE: usize = 16;
 /// Device memory per score of a block, in bytes. The few temporaries of a block then take about a fiftieth of the
 /// memory.
 const MEMORY_PER_SCORE: u64 = 512;
-/// Query rows per head of a block before it takes more heads: each further block of the same heads adds to their full
-/// cotangents of keys and values.
+/// Query rows per head that a block takes before it takes further heads. More rows mean fewer blocks of the same heads,
+/// each of which adds to the whole cotangents of these heads' keys and values.
 const ROWS: usize = 16 * STAGE;
 /// Minimum and maximum number of scores of a block (64 MiB to 1 GiB of f32). At the maximum, the products of 8 heads of
 /// 20,000 tokens fill a GPU.
-const SCORES: Range<u64> = 1 << 24..1 << 28;
+const SCORE_BOUNDS: [u64; 2] = [1 << 24, 1 << 28];
 
 /// An operand or result of a call, head by head: `[heads, rows, width]`.
 type Heads = Expression<Cube>;
@@ -53,7 +53,8 @@ struct Blocks {
 impl Blocks {
     fn new([q, k]: [&CubeTensor; 2], call: AttentionCall) -> Self {
         let memory = q.client.properties().memory.max_memory().unwrap_or(0);
-        let scores = (memory / MEMORY_PER_SCORE).clamp(SCORES.start, SCORES.end);
+        let [min_scores, max_scores] = SCORE_BOUNDS;
+        let scores = (memory / MEMORY_PER_SCORE).clamp(min_scores, max_scores);
         Self::of_scores(scores as usize, [q, k], call)
     }
 

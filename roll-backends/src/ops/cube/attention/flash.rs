@@ -106,8 +106,8 @@ pub fn supports([q, k, _]: &[CubeTensor; 3], call: AttentionCall) -> bool {
     let fixed_scale = 1.0 / ((channels / call.heads) as f32).sqrt();
     let is_plain = queries * keys * channels > 0 && call.is_plain();
     let has_fixed_scale = (call.scale - fixed_scale).abs() <= SCALE_ROUNDING * fixed_scale;
-    let has_fixed_mask = !call.causal || queries == keys;
-    is_plain && has_fixed_scale && has_fixed_mask
+    let has_same_mask = !call.causal || queries == keys;
+    is_plain && has_fixed_scale && has_same_mask
 }
 
 /// Returns the attended values, `[rows, heads * d]` in the dtype of q. Fails, with cubek's reason, if the kernel does

@@ -1,6 +1,6 @@
 //! Attention on CubeCL devices. The forward pass uses cubek's flash kernel on tensor cores if the operands are bf16 and
-//! a check on this device passes. Otherwise, and for every backward pass, attention is [`blocks`] of plain products
-//! (cubek's own backward kernel uses one unit per row and supports f32 only).
+//! a check on this device passes. Otherwise, and for every backward pass, attention is computed in [`blocks`] of plain
+//! products (cubek's own backward kernel uses one unit per row and supports f32 only).
 
 mod blocks;
 mod flash;
@@ -52,12 +52,12 @@ impl AttentionKernel for Cube {
 
 /// Pads an axis with zeros at its end up to `length`; a longer tensor is returned unchanged.
 fn padded(x: CubeTensor, axis: usize, length: usize) -> CubeTensor {
-    let mut missing = x.shape().to_vec();
-    if missing[axis] >= length {
+    let mut zeros_shape = x.shape().to_vec();
+    if zeros_shape[axis] >= length {
         return x;
     }
-    missing[axis] = length - missing[axis];
-    let zeros = Cube::float_zeros(missing.into(), &x.device, FloatDType::from(x.dtype));
+    zeros_shape[axis] = length - zeros_shape[axis];
+    let zeros = Cube::float_zeros(zeros_shape.into(), &x.device, FloatDType::from(x.dtype));
     Cube::float_cat(vec![x, zeros], axis)
 }
 
@@ -93,8 +93,8 @@ fn flash_is_correct(like: &CubeTensor, call: AttentionCall) -> bool {
     })
 }
 
-/// Compares the flash kernel with [`blocks`], at lengths that are multiples of a cube's and at other lengths, with
-/// values beyond the range of f16. Returns a description of the difference, or `None`.
+/// Compares the flash kernel with [`blocks`], at lengths that are multiples of the queries per cube and at other
+/// lengths, with values beyond the range of f16. Returns a description of the difference, or `None`.
 fn disagreement<R: Routine<Strategy = ()>>(like: &CubeTensor, width: usize, causal: bool) -> Option<String> {
     const HEADS: usize = 2;
     const BEYOND_F16: f32 = 2e5;
@@ -124,11 +124,11 @@ fn disagreement<R: Routine<Strategy = ()>>(like: &CubeTensor, width: usize, caus
         let (Some(found), Some(expected)) = (found, expected) else {
             return Some("a kernel failed".into());
         };
-        let largest = expected.iter().fold(0.0f32, |most, x| most.max(x.abs()));
-        let allowed = largest * if dtype == DType::BF16 { TOLERANCE_BF16 } else { TOLERANCE_F32 };
-        let worst = found.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, nan_max);
-        if worst.is_nan() || worst > allowed {
-            return Some(format!("{queries} queries, {keys} keys: off by {worst:e} of {largest:e}"));
+        let largest_value = expected.iter().fold(0.0f32, |most, x| most.max(x.abs()));
+        let tolerance = largest_value * if dtype == DType::BF16 { TOLERANCE_BF16 } else { TOLERANCE_F32 };
+        let largest_error = found.iter().zip(&expected).map(|(a, b)| (a - b).abs()).fold(0.0, nan_max);
+        if largest_error.is_nan() || largest_error > tolerance {
+            return Some(format!("{queries} queries, {keys} keys: off by {largest_error:e} of {largest_value:e}"));
         }
     }
     None

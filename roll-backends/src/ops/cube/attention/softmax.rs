@@ -2,7 +2,7 @@
 //! where composed operations would read and write it a dozen times.
 //!
 //! The scores of a block are `[heads, rows, columns]`, f32, row-major: the products of queries and keys before scaling.
-//! Columns from `keys` on and rows past the last query are padding. Masked columns get the weight 0.
+//! Columns from `keys` on and rows past the last query are padding. Exponentials and weights of masked columns are 0.
 
 use burn_cubecl::tensor::CubeTensor;
 use burn_tensor::DType;
@@ -227,13 +227,13 @@ fn exponentials<E: Float>(
     let mut sum = 0.0f32;
     let mut i = UNIT_POS as usize;
     while i < columns {
-        let mut weight = 0.0f32;
+        let mut exponential = 0.0f32;
         if i >= begin && i < end {
-            weight = (score(scores[start + i], scale, cap, is_capped) - top).exp();
+            exponential = (score(scores[start + i], scale, cap, is_capped) - top).exp();
         }
-        sum += weight;
+        sum += exponential;
         if comptime!(writes_exponentials) {
-            out[start + i] = E::cast_from(weight);
+            out[start + i] = E::cast_from(exponential);
         }
         i += step;
     }

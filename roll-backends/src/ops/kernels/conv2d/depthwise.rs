@@ -21,9 +21,9 @@ const MIN_TASK: usize = 1 << 16;
 /// Up to this many multiplications run on one thread: waking another takes longer.
 const MAX_ON_ONE_THREAD: usize = 1 << 18;
 
-/// The padded copy of a plane may have this number of times the plane's numbers, and [`FREE_COPY`] numbers more.
+/// The padded copy of a plane may have this number of times the plane's numbers, plus [`FREE_COPY`].
 const MAX_COPY_RATIO: usize = 16;
-/// Numbers of a copy (256 KiB) that are small for any plane.
+/// A copy of this many numbers (256 KiB) is small enough for a plane of any size.
 const FREE_COPY: usize = 1 << 16;
 
 /// Whether the padded copy of a plane of `read` rows and columns is small enough for this kernel. It is, unless strides
@@ -221,7 +221,8 @@ vectorised! {
                 }
                 sums[at..at + LANES].copy_from_slice(&values);
             }
-            // Not applied to `values` in the loop above, because they would have to leave their registers.
+            // The epilogue is not applied to `values` in the loop above, because they would have to leave their
+            // registers.
             if applies_to_strips {
                 finish.epilogue.apply::<M>(channel, &mut sums[..length]);
             }

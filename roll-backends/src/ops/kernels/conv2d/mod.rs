@@ -28,7 +28,8 @@ pub use self::epilogue::KernelEpilogue;
 pub use self::passes::Conv2dShape;
 
 /// The operands of a forward or backward pass: it reads x, of shape `[items, inputs, read]`, and writes y, of shape
-/// `[items, outputs, written]`. In a backward pass, x holds the cotangents of the convolution's sums.
+/// `[items, outputs, written]`. In a backward pass, x holds the cotangents of the convolution's sums, or of
+/// its result if the pass also pulls the epilogue back.
 struct Call<'a, 'p> {
     items: usize,
     /// Number of channel groups.
@@ -102,8 +103,8 @@ impl BackwardWeights {
         if winograd::applies(shape) {
             return Self::Winograd(winograd::pack(shape, weight, ConvKind::Transposed));
         }
-        // One pass per phase (padded position modulo stride). The taps of a pass depend on its phase only, so that an
-        // input of the stride's size, without padding, has all of them in order.
+        // One pass per phase (padded position modulo stride). The taps of a pass depend on its phase only. The passes
+        // for an input of the stride's size, without padding, have all phases in order.
         let passes = Conv2dShape { size: shape.stride, before: [0; 2], ..shape }.backward();
         Self::Tiles(passes.iter().map(|pass| tiles::pack_backward(shape, pass, weight)).collect())
     }
@@ -252,10 +253,10 @@ pub fn pull_epilogue(channels: usize, plane: usize, epilogue: KernelEpilogue, sa
             let tasks = d_y.par_chunks(plane.max(1)).zip(saved.par_chunks(plane.max(1))).enumerate();
             tasks.with_min_len(MIN_PULLED / plane.max(1)).for_each_init(
                 Vec::new,
-                |line: &mut Vec<f32>, (i, (d_y, saved))| {
-                    line.resize(plane, 0.0);
-                    pull_plane(epilogue, i % channels, saved, d_y, line);
-                    d_z.write(i * plane, line);
+                |d_z_plane: &mut Vec<f32>, (i, (d_y, saved))| {
+                    d_z_plane.resize(plane, 0.0);
+                    pull_plane(epilogue, i % channels, saved, d_y, d_z_plane);
+                    d_z.write(i * plane, d_z_plane);
                 },
             );
         })

@@ -26,7 +26,7 @@ const MAX_BLOCK_DEPTH: usize = 256;
 /// Tiles of output channels that are computed for all columns before the next tiles (MC in BLIS terms): their weights
 /// stay in the L2 cache.
 const MC: usize = 16;
-/// Number of tasks per thread that output channels are divided for.
+/// If there are fewer tasks per thread than this, output channels are divided too.
 const TASKS_PER_THREAD: usize = 2;
 /// Minimum number of multiplications of a task, unless there is only one task.
 const MIN_TASK: usize = 1 << 18;

@@ -163,7 +163,7 @@ fn transform_patches(call: &Call, before: [isize; 2], runs: &[TileRun], patches:
 }
 
 vectorised! {
-    /// Transforms the sums of a panel, for some output channels, back and applies the epilogue. Elements are
+    /// Transforms the sums of a panel back for some output channels, and applies the epilogue. Elements are
     /// `element_stride` apart.
     fn transform_results<M>(
         call: &Call,
@@ -177,9 +177,9 @@ vectorised! {
             let bias = call.finish.bias.map_or(0.0, |bias| bias[channel]);
             let mut tiles = result_transform(&sums[lane * NR..], element_stride, bias);
             for run in runs {
-                let plane = (run.image * call.outputs + channel) * rows;
+                let first_row = (run.image * call.outputs + channel) * rows;
                 for (tiles, row) in tiles.iter_mut().zip(run.at[0]..rows) {
-                    let to = (plane + row) * columns + run.at[1];
+                    let to = (first_row + row) * columns + run.at[1];
                     // The common case: a whole panel in one row.
                     if run.count == NR && columns - run.at[1] >= 2 * NR {
                         store::<M>(call, channel, to, tiles);

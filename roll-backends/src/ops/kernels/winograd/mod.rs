@@ -32,9 +32,9 @@ pub const TAPS: usize = 9;
 /// Kernels that are transformed at a time: a register has eight lanes.
 pub const KERNEL_LANES: usize = 8;
 /// Blocks of output channels per task: their kernels stay in the L2 cache for all panels.
-const BLOCKS: usize = 8;
+const BLOCKS_PER_TASK: usize = 8;
 /// Panels whose patches a task transforms.
-const PANELS: usize = 2;
+const PANELS_PER_TASK: usize = 2;
 /// Bytes of transformed patches and sums per thread that exist at a time: they fit the L3 cache.
 const CACHED_BYTES: usize = 8 << 20;
 /// Maximum number of threads that [`CACHED_BYTES`] is multiplied by.
@@ -77,12 +77,12 @@ fn convolve_within(
     let panels_at_once = (bytes / size_of::<f32>() / (patch_size + sum_size)).clamp(1, grid.panels());
     let mut all_patches = vec![0.0; panels_at_once * patch_size];
     let mut all_sums = vec![0.0; panels_at_once * sum_size];
-    for first in (0..grid.panels()).step_by(panels_at_once) {
-        let panels = panels_at_once.min(grid.panels() - first);
+    for first_panel in (0..grid.panels()).step_by(panels_at_once) {
+        let panels = panels_at_once.min(grid.panels() - first_panel);
         let (patches, sums) = (&mut all_patches[..panels * patch_size], &mut all_sums[..panels * sum_size]);
-        transform_patches(shape, grid, x, first, kernels.channel_block, patches);
+        transform_patches(shape, grid, x, first_panel, kernels.channel_block, patches);
         products(shape, &kernels, patches, panels, sums);
-        transform_results(grid, [frames, rows, columns], sums, first..first + panels, bias, &mut y);
+        transform_results(grid, [frames, rows, columns], sums, first_panel..first_panel + panels, bias, &mut y);
     }
     y
 }
@@ -215,14 +215,14 @@ impl Kernels {
     }
 }
 
-/// Transforms the patches of the panels from `first` on to the order panel, element, block of input channels, frame,
-/// input channel of the block, tile. Lanes beyond the last tile of a partial panel keep their old content; their sums
-/// are not used.
+/// Transforms the patches of the panels from `first_panel` on to the order panel, element, block of input channels,
+/// frame, input channel of the block, tile. Lanes beyond the last tile of a partial panel keep their old content; their
+/// sums are not used.
 fn transform_patches(
     shape: ConvShape,
     grid: TileGrid,
     x: &[f32],
-    first: usize,
+    first_panel: usize,
     channel_block: usize,
     patches: &mut [f32],
 ) {
@@ -231,7 +231,7 @@ fn transform_patches(
     let [frames, rows, columns] = shape.size;
     let before = [shape.padding[1] as isize, shape.padding[2] as isize];
     let element_stride = padded_frames * shape.inputs * NR;
-    patches.par_chunks_mut((PANELS * panel_size).max(1)).enumerate().for_each(|(group, patches)| {
+    patches.par_chunks_mut((PANELS_PER_TASK * panel_size).max(1)).enumerate().for_each(|(group, patches)| {
         for frame in 0..padded_frames {
             // Frames of padding are never read.
             let input_frame = frame.checked_sub(shape.padding[0]).filter(|input_frame| *input_frame < frames);
@@ -243,7 +243,7 @@ fn transform_patches(
                 let width = channel_block.min(shape.inputs - start);
                 let at = (start * padded_frames + frame * width + c - start) * NR;
                 for (i, patches) in patches.chunks_exact_mut(panel_size).enumerate() {
-                    for run in grid.runs(first + group * PANELS + i) {
+                    for run in grid.runs(first_panel + group * PANELS_PER_TASK + i) {
                         patch_transform(plane, [rows, columns], before, &run, &mut patches[at..], element_stride);
                     }
                 }
@@ -260,7 +260,7 @@ fn products(shape: ConvShape, kernels: &Kernels, patches: &[f32], panels: usize,
     let frames = padded_frames + 1 - kernel_frames;
     // The input's frames among the padded ones.
     let (input_start, input_end) = (shape.padding[0], shape.padding[0] + shape.size[0]);
-    let group_size = BLOCKS * panels * frames * SUMS;
+    let group_size = BLOCKS_PER_TASK * panels * frames * SUMS;
     let element_size = sums.len() / ELEMENTS;
     sums.par_chunks_mut(element_size).enumerate().for_each(|(element, sums)| {
         sums.par_chunks_mut(group_size).enumerate().for_each(|(group, sums)| {
@@ -278,7 +278,7 @@ fn products(shape: ConvShape, kernels: &Kernels, patches: &[f32], panels: usize,
                         let patches = &patches[(first * padded_frames + (frame + first_kernel_frame) * width) * NR..];
                         let patches = &patches[..read_frames * width * NR];
                         for block in 0..blocks {
-                            let weights = kernels.at(group * BLOCKS + block, element);
+                            let weights = kernels.at(group * BLOCKS_PER_TASK + block, element);
                             let weights = &weights[(first * kernel_frames + first_kernel_frame * width) * MR..];
                             let weights = &weights[..read_frames * width * MR];
                             let at = ((block * panels + panel) * frames + frame) * SUMS;

@@ -40,7 +40,7 @@ vectorised! {
     }
 }
 
-/// Input columns that a panel reads whose tiles are all adjacent: two per tile, and two more for the last patch.
+/// Input columns that a panel of adjacent tiles reads: two per tile, and two more for the last patch.
 pub const SPAN: usize = 2 * NR + 2;
 
 /// Transforms the patches of a run, `B^T d B`. `plane` has `[rows, columns]`. `before` is the number of zeros above and
@@ -65,7 +65,7 @@ pub fn patch_transform(
     if run.count == NR {
         return whole_patches(patch_rows, out, element_stride);
     }
-    // A shorter run is transformed as a whole panel, of which its tiles are copied.
+    // A shorter run is transformed like a whole panel; only its own tiles are copied.
     let mut all = [0.0; ELEMENTS * NR];
     whole_patches(patch_rows, &mut all, NR);
     for (element, tiles) in all.chunks_exact(NR).enumerate() {
@@ -106,11 +106,11 @@ fn patches_avx2(rows: [&[f32; SPAN]; 4], out: &mut [f32], element_stride: usize)
         _mm256_add_ps, _mm256_castpd_ps, _mm256_castps_pd, _mm256_loadu_ps, _mm256_permute4x64_pd, _mm256_shuffle_ps,
         _mm256_storeu_ps, _mm256_sub_ps,
     };
-    for half in [0, HALF] {
+    for first in [0, HALF] {
         // The vertical transform, `B^T d`, of eight adjacent columns.
         let down = |from: usize| -> [__m256; 4] {
             let load = |row: &[f32; SPAN]| {
-                let row = &row[2 * half + from..][..HALF];
+                let row = &row[2 * first + from..][..HALF];
                 // SAFETY: these are eight numbers.
                 unsafe { _mm256_loadu_ps(row.as_ptr()) }
             };
@@ -131,8 +131,8 @@ fn patches_avx2(rows: [&[f32; SPAN]; 4], out: &mut [f32], element_stride: usize)
             let d = _mm256_shuffle_ps::<0b11_01_11_01>(low_2, high_2);
             // The horizontal transform, the product with B.
             let across = [_mm256_sub_ps(a, c), _mm256_add_ps(b, c), _mm256_sub_ps(c, b), _mm256_sub_ps(b, d)];
-            for (c, across) in across.into_iter().enumerate() {
-                let out = &mut out[(4 * r + c) * element_stride + half..][..HALF];
+            for (column, across) in across.into_iter().enumerate() {
+                let out = &mut out[(4 * r + column) * element_stride + first..][..HALF];
                 // SAFETY: these are eight numbers.
                 unsafe { _mm256_storeu_ps(out.as_mut_ptr(), in_order(across)) };
             }
@@ -179,13 +179,13 @@ fn results_avx2(sums: &[f32], element_stride: usize, bias: f32) -> [[f32; 2 * NR
     };
     let mut rows = [[0.0; 2 * NR]; 2];
     let bias = _mm256_set1_ps(bias);
-    for half in [0, HALF] {
+    for first in [0, HALF] {
         // `A^T m`, two rows of four.
         let mut up = [[_mm256_setzero_ps(); 4]; 2];
         for c in 0..4 {
             let mut m = [_mm256_setzero_ps(); 4];
             for (r, m) in m.iter_mut().enumerate() {
-                let sums = &sums[(4 * r + c) * element_stride + half..][..HALF];
+                let sums = &sums[(4 * r + c) * element_stride + first..][..HALF];
                 // SAFETY: these are eight numbers.
                 *m = unsafe { _mm256_loadu_ps(sums.as_ptr()) };
             }
@@ -196,7 +196,7 @@ fn results_avx2(sums: &[f32], element_stride: usize, bias: f32) -> [[f32; 2 * NR
             let [left, right] = [_mm256_add_ps(left, bias), _mm256_add_ps(right, bias)];
             // Interleaves the left and the right outputs of the tiles.
             let (low, high) = (_mm256_unpacklo_ps(left, right), _mm256_unpackhi_ps(left, right));
-            let row = &mut row[2 * half..][..2 * HALF];
+            let row = &mut row[2 * first..][..2 * HALF];
             // SAFETY: these are sixteen numbers.
             unsafe {
                 _mm256_storeu_ps(row.as_mut_ptr(), _mm256_permute2f128_ps::<0x20>(low, high));

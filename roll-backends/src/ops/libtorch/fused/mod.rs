@@ -39,7 +39,7 @@ pub(super) fn ops_in_bf16(tensor: &Tensor) -> Option<FusedOps<Arc<driver::Gpu>>>
     if tensor.kind() == Kind::BFloat16 { ops(tensor) } else { None }
 }
 
-/// Returns [`ops`] for matrices only: nothing is compiled for volumes in another layout.
+/// Returns [`ops`] for matrices only. A tensor of another rank causes no compilation.
 pub(super) fn ops_of_matrix(tensor: &Tensor) -> Option<FusedOps<Arc<driver::Gpu>>> {
     if tensor.dim() == 2 { ops(tensor) } else { None }
 }
@@ -89,10 +89,10 @@ impl<L: Launcher> FusedOps<L> {
     ) -> Option<(Tensor, Tensor)> {
         let rows = Rows::of(x, Kind::BFloat16)?.in_registers()?;
         rows.expect_one_row(gain)?;
-        let half = rows.half(rotation, heads)?;
+        let pairs_per_head = rows.pairs_per_head(rotation, heads)?;
         let [cosines, sines] = rotation.map_or([None; 2], |angles| angles.map(Some));
         let (y, inverses) = (rows.empty(Kind::BFloat16), rows.empty_columns(1));
-        let numbers = rows.numbers([rows.inverse_width(), half.into(), (eps as f32).into()]);
+        let numbers = rows.numbers([rows.inverse_width(), pairs_per_head.into(), (eps as f32).into()]);
         let tensors = [Some(x), Some(gain), cosines, sines, Some(&y), Some(&inverses)];
         self.run(Kernel::RMS_ROPE, rows.row_reduction(), &tensors, &numbers)?;
         Some((y, inverses))
@@ -113,10 +113,10 @@ impl<L: Launcher> FusedOps<L> {
         rows.expect_same(d_y, Kind::BFloat16)?;
         rows.expect_one_row(gain)?;
         rows.expect_columns(inverse, 1)?;
-        let half = rows.half(rotation, heads)?;
+        let pairs_per_head = rows.pairs_per_head(rotation, heads)?;
         let [cosines, sines] = rotation.map_or([None; 2], |angles| angles.map(Some));
         let d_x = rows.empty(Kind::BFloat16);
-        let numbers = rows.numbers([rows.inverse_width(), half.into()]);
+        let numbers = rows.numbers([rows.inverse_width(), pairs_per_head.into()]);
         let tensors = [Some(x), Some(gain), Some(inverse), cosines, sines, Some(d_y), Some(&d_x)];
         self.run(Kernel::RMS_ROPE_PULL, rows.row_reduction(), &tensors, &numbers)?;
         Some(d_x)
@@ -203,20 +203,23 @@ impl<L: Launcher> FusedOps<L> {
         Some(new)
     }
 
-    /// Launches a kernel with the given arguments, tensors first. `None` if the launch failed; nothing is written then,
-    /// and the launcher has logged why.
+    /// Launches a kernel with the given arguments, tensors first. `None` if the launch failed. In that case nothing is
+    /// written, and the launcher has logged why.
     fn run(&self, kernel: Kernel, shape: LaunchShape, tensors: &[Option<&Tensor>], numbers: &[Argument]) -> Option<()> {
         let arguments = tensors.iter().map(|tensor| Argument::from(*tensor)).chain(numbers.iter().copied()).collect();
         self.0.launch(&mut Launch { kernel, shape, arguments }).ok()
     }
 }
 
-/// Whether the tensor has this dtype and device, is contiguous, and is aligned to 16 bytes.
+/// Alignment of tensors: the bytes that a kernel reads at once, eight bf16 or four f32.
+const ALIGNMENT_BYTES: usize = 16;
+
+/// Whether the tensor has this dtype and device, is contiguous, and is aligned to [`ALIGNMENT_BYTES`].
 fn can_be_read(tensor: &Tensor, kind: Kind, device: Device) -> bool {
     tensor.kind() == kind
         && tensor.device() == device
         && tensor.is_contiguous()
-        && (tensor.data_ptr() as usize).is_multiple_of(16)
+        && (tensor.data_ptr() as usize).is_multiple_of(ALIGNMENT_BYTES)
 }
 
 /// Widths must be multiples of this number: kernels read bf16 in groups of eight.
@@ -282,21 +285,24 @@ impl Rows {
         gate.map_or(Some(0), |gate| self.stride(gate))
     }
 
-    /// The number of angles per token (0 without a rotation), if the kernels support them. The
+    /// The number of rotated pairs of a head (0 without a rotation), if the kernels support it. The
     /// [`PAIRS_PER_THREAD`] pairs of a thread must belong to one head. The number of pairs per head must be a power of
     /// two, because the kernel masks indices instead of dividing (a division takes as long as the rotation).
-    fn half(&self, rotation: Option<[&Tensor; 2]>, heads: i64) -> Option<i32> {
+    fn pairs_per_head(&self, rotation: Option<[&Tensor; 2]>, heads: i64) -> Option<i32> {
         let Some(rotation) = rotation else { return Some(0) };
         let heads =
             i32::try_from(heads).ok().filter(|heads| (1..=self.width / (2 * PAIRS_PER_THREAD)).contains(heads))?;
-        let half = self.width / heads / 2;
-        if half * heads * 2 != self.width || half < PAIRS_PER_THREAD || !half.unsigned_abs().is_power_of_two() {
+        let pairs_per_head = self.width / heads / 2;
+        if pairs_per_head * heads * 2 != self.width
+            || pairs_per_head < PAIRS_PER_THREAD
+            || !pairs_per_head.unsigned_abs().is_power_of_two()
+        {
             return None;
         }
         for angles in rotation {
-            self.expect_columns(angles, half.into())?;
+            self.expect_columns(angles, pairs_per_head.into())?;
         }
-        Some(half)
+        Some(pairs_per_head)
     }
 
     /// Rows and width, followed by `more`: the arguments of a kernel after its tensors.

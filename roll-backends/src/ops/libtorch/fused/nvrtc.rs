@@ -49,8 +49,8 @@ pub(super) struct Nvrtc {
 }
 
 impl Nvrtc {
-    /// Loads the NVRTC near torch's libraries, else the one that the system's loader finds. Fails with the missing
-    /// part.
+    /// Loads the NVRTC near torch's libraries, else the one that the system's loader finds. Fails with the reason for
+    /// each library that was tried.
     pub(super) fn load() -> Result<Self, String> {
         let nearby = near_loaded();
         let mut reasons = Vec::new();
@@ -185,8 +185,8 @@ fn nvrtc_files(folders: &BTreeSet<PathBuf>) -> Vec<PathBuf> {
     found
 }
 
-/// Whether a file is NVRTC, e.g. `libnvrtc.so.13`, or `libnvrtc-672ee683.so.12` in libtorch's archives. Excludes its
-/// second library and the variant for old processors.
+/// Whether a file is NVRTC, e.g. `libnvrtc.so.13`, or `libnvrtc-672ee683.so.12` in libtorch's archives. Excludes
+/// `libnvrtc-builtins` and the variant for old processors.
 fn is_nvrtc(name: &str) -> bool {
     name.starts_with("libnvrtc") && name.contains(".so") && !name.contains("builtins") && !name.contains(".alt.")
 }
