@@ -1,6 +1,6 @@
 //! The algorithm: reference and loss of the pairs of a step, update, validation, and the state in checkpoints.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use roll_core::{
@@ -243,7 +243,10 @@ impl Dpo {
     /// Evaluates those of `pairs` under the reference policy that were not evaluated before. Every rank gets the
     /// log-probabilities of all ranks, which a later pass over the data may need on another rank.
     fn refer(&mut self, ctx: &mut StepContext<'_>, pairs: &[Pair]) -> Result<()> {
-        let new: Vec<Pair> = pairs.iter().filter(|pair| self.reference.get(pair.row).is_none()).cloned().collect();
+        // A step may have a pair twice, at the end of a pass and at the beginning of the next one.
+        let mut seen = BTreeSet::new();
+        let is_new = |pair: &&Pair| self.reference.get(pair.row).is_none() && seen.insert(pair.row);
+        let new: Vec<Pair> = pairs.iter().filter(is_new).cloned().collect();
         let mut own = Reference::new(self.preferences.len());
         for chunk in new.chunks(self.config.micro_batch_size) {
             refer(language(ctx.model, NAME)?, chunk, &mut own)?;

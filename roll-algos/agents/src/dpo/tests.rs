@@ -203,7 +203,7 @@ fn the_gradient_of_a_step_matches_differences_of_its_loss() {
             };
             let quotient = (moved(1e-2) - moved(-1e-2)) / 2e-2;
             let expected = f64::from(gradient[at]);
-            assert!((quotient - expected).abs() < 1e-4 * expected.abs().max(0.1), "{config:?}: {quotient} {expected}");
+            assert!((quotient - expected).abs() < 1e-3 * expected.abs().max(0.1), "{config:?}: {quotient} {expected}");
         }
     }
 }
@@ -216,7 +216,8 @@ fn train(config: &DpoConfig, ranks: usize) -> Run {
         let mut dpo = Dpo::new(config.clone(), data.clone())?.on(ranks);
         let mut model = model();
         dpo.check(&mut model, None)?;
-        strategy.attach(&mut model, &OptimizerConfig::default())?;
+        // AdamW would otherwise scale the rounding of gradients that cancel up to whole updates.
+        strategy.attach(&mut model, &OptimizerConfig { eps: 1e-2, ..OptimizerConfig::default() })?;
         let mut metrics = Vec::new();
         for number in 0..4 {
             let report = step(&mut dpo, number, &mut model, &mut strategy, 0.05)?;
