@@ -12,6 +12,7 @@ mod batch;
 pub mod config;
 pub mod correction;
 pub mod critic;
+pub mod engine;
 pub mod episode;
 pub mod grid;
 pub mod kl;

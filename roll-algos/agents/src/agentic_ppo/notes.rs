@@ -51,6 +51,17 @@ const IDLE: &[IdleKeys] = &[
         because: "`algo.val_batch_size: 0` turns validation off",
     },
     IdleKeys {
+        keys: &[
+            "algo.rollout.urls",
+            "algo.rollout.adapters",
+            "algo.rollout.token_env",
+            "algo.rollout.timeout",
+            "algo.rollout.retries",
+        ],
+        when: When::Is("algo.rollout.name", &["model"]),
+        because: "`algo.rollout.name: model` asks no server",
+    },
+    IdleKeys {
         keys: &["algo.max_tool_calls"],
         when: When::Is("algo.tools", &["[]"]),
         because: "there are no `algo.tools`",
@@ -243,6 +254,7 @@ mod tests {
                 json!({"algo.async_generation_ratio": 1, "algo.enable_old_logprobs_recompute": true}),
                 "were written with",
             ),
+            (json!({"algo.rollout.urls": ["http://a"], "algo.rollout.timeout": 5.0}), "asks no server"),
             (json!({"model.rows_at_once": 300}), "`algo.infer_batch_size: 256`"),
             (json!({"data.fps": 8.0, "sample_steps": 0}), "`data.fps: 8.0` has no effect"),
             (json!({"sample_steps": 5}), "`sample_steps: 5` has no effect"),

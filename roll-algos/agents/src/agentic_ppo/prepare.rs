@@ -103,6 +103,20 @@ pub(super) fn prepare(
     Ok(Prepared { samples, whole, advantages, returns, estimates, old_log_probs, ref_log_probs, scores })
 }
 
+/// The mean difference between the log-probabilities of the agent's tokens that generation reported, at temperature 1,
+/// and those of the present policy.
+pub(super) fn engine_difference(
+    config: &AgenticPpoConfig,
+    ctx: &mut StepContext<'_>,
+    prepared: &Prepared,
+) -> Result<f64> {
+    let Prepared { samples, whole, .. } = prepared;
+    let present = log_probs(config, ctx, samples, whole.response.columns() + 1, Adapter::On)?;
+    let differences = present.zip(&whole.raw_log_probs, |present, reported| (present - reported).abs());
+    let values = values_in(&differences, &whole.response);
+    Ok(values.iter().sum::<f64>() / values.len().max(1) as f64)
+}
+
 /// The rewards of tokens before a KL is subtracted: the normalised reward of each sample, at its last token.
 fn rewards_of_tokens(
     config: &AgenticPpoConfig,

@@ -15,8 +15,8 @@ use std::collections::BTreeMap;
 
 use rand::RngCore;
 use roll_core::{
-    Environment, Error, Generation, LanguageModel, Message, Noise, Progress, Purpose, Result, ResultExt, Split,
-    threads::in_parallel,
+    Environment, Error, Generation, LanguageModel, Message, Noise, Progress, Purpose, Result, ResultExt, RolloutEngine,
+    Split, threads::in_parallel,
 };
 use roll_external::json;
 
@@ -92,18 +92,35 @@ struct Rules<'a> {
     joins_system: bool,
 }
 
+/// Who writes the agent's answers.
+pub struct Writer<'a> {
+    /// The model: its tokenizer and chat template, and the answers if there is no engine.
+    pub model: &'a mut dyn LanguageModel,
+    /// The engine that writes the answers instead of the model.
+    pub engine: Option<&'a mut dyn RolloutEngine>,
+}
+
+impl<'a> Writer<'a> {
+    /// The model itself.
+    pub fn of_model(model: &'a mut dyn LanguageModel) -> Self {
+        Self { model, engine: None }
+    }
+}
+
 /// Plays the episodes of `plan` and returns them in the order of their groups. There must be an environment for each
-/// episode. An environment that fails ends its episode, not the rollout.
+/// episode. An environment that fails ends its episode, not the rollout, and so does a prompt that an engine does not
+/// continue.
 pub fn play(
     config: &AgenticPpoConfig,
     plan: EpisodePlan,
-    model: &mut dyn LanguageModel,
+    writer: &mut Writer<'_>,
     environments: &mut [Box<dyn Environment>],
     noise: &Noise,
     progress: &dyn Progress,
 ) -> Result<Vec<Episode>> {
     let template = TurnTemplate::parse(&config.agent_template)?;
     let tools = Tools::new(&config.tools)?;
+    let model = &*writer.model;
     let ends = model.end_tokens().into_iter().map(|end| model.detokenize(&[end])).collect::<Result<Vec<String>>>()?;
     let ends: Vec<String> = ends.into_iter().filter(|end| !end.is_empty()).collect();
     let joins_system = refuses_system(model, &config.agent_system_template);
@@ -134,7 +151,7 @@ pub fn play(
             episode.fail(&e);
         }
     });
-    let played = play_rounds(&rules, plan, model, &mut episodes, noise, progress);
+    let played = play_rounds(&rules, plan, writer, &mut episodes, noise, progress);
     // Environments must learn that their episodes are over, also after an error.
     in_parallel(&mut episodes, at_once, RunningEpisode::leave);
     played?;
@@ -145,7 +162,7 @@ pub fn play(
 fn play_rounds(
     rules: &Rules<'_>,
     plan: EpisodePlan,
-    model: &mut dyn LanguageModel,
+    writer: &mut Writer<'_>,
     episodes: &mut [RunningEpisode<'_>],
     noise: &Noise,
     progress: &dyn Progress,
@@ -153,7 +170,7 @@ fn play_rounds(
     let (rules, config) = (*rules, rules.config);
     // A turn is an answer to the environment, after at most the permitted number of answers with calls of tools.
     let answers_of_a_turn = if rules.tools.is_empty() { 1 } else { config.max_tool_calls.saturating_add(1) };
-    let token_budget = config.sequence_length.min(model.context_length());
+    let token_budget = config.sequence_length.min(writer.model.context_length());
     for round in 0..config.max_actions_per_traj.saturating_mul(answers_of_a_turn) {
         if episodes.iter().all(|episode| episode.ended.is_some()) {
             break;
@@ -163,18 +180,25 @@ fn play_rounds(
             return Err(Error::Interrupted);
         }
         for episode in episodes.iter_mut().filter(|episode| episode.ended.is_none()) {
-            episode.ask(model, rules)?;
+            episode.ask(writer.model, rules)?;
             if episode.conversation.prompt().len() >= token_budget {
                 episode.end(Ending::TokenLimit);
             }
         }
-        let answers = generate_answers(config, plan, round, token_budget, model, episodes, noise)?;
+        let answers = generate_answers(config, plan, round, token_budget, writer, episodes, noise)?;
         let mut acting = Vec::new();
         for (i, episode) in episodes.iter_mut().enumerate() {
-            if let Some(generation) = answers.get(&i)
-                && let Some(answer) = episode.answer(model, generation)?
-            {
-                acting.push((episode, answer));
+            match answers.get(&i) {
+                Some(Ok(generation)) => {
+                    if let Some(answer) = episode.answer(writer.model, generation)? {
+                        acting.push((episode, answer));
+                    }
+                }
+                Some(Err(error)) => {
+                    let problem = roll_core::one_line(error);
+                    episode.ended = Some(Ended { ending: Ending::NoAnswer(problem), solved: false });
+                }
+                None => {}
             }
         }
         in_parallel(&mut acting, config.max_env_step_concurrent, |(episode, answer)| {
@@ -246,29 +270,35 @@ struct Answer {
     tokens: std::ops::Range<usize>,
 }
 
-/// Generates an answer for every episode that has not ended, and returns the answers by the position of the episode.
+/// Generates an answer for every episode that has not ended, and returns the answers by the position of the episode. An
+/// error is that of an episode alone.
 /// Prompt and answer have at most `token_budget` tokens together.
 fn generate_answers(
     config: &AgenticPpoConfig,
     plan: EpisodePlan,
     round: usize,
     token_budget: usize,
-    model: &mut dyn LanguageModel,
+    writer: &mut Writer<'_>,
     episodes: &[RunningEpisode<'_>],
     noise: &Noise,
-) -> Result<BTreeMap<usize, Generation>> {
+) -> Result<BTreeMap<usize, Result<Generation>>> {
     let continuing: Vec<usize> = (0..episodes.len()).filter(|i| episodes[*i].ended.is_none()).collect();
     let purpose = if plan.held_out { Purpose::Evaluation } else { Purpose::Tokens };
     let seed = noise.generator(purpose, plan.step, round as u64).next_u64();
     let first_number = plan.first_group * plan.group_size;
     let mut answers = BTreeMap::new();
-    for positions in continuing.chunks(config.infer_batch_size) {
+    // An engine makes batches itself.
+    let at_once = if writer.engine.is_some() { usize::MAX } else { config.infer_batch_size };
+    for positions in continuing.chunks(at_once) {
         let prompts: Vec<Vec<u32>> = positions.iter().map(|i| episodes[*i].conversation.prompt().to_vec()).collect();
         let numbers = positions.iter().map(|i| (first_number + i) as u64).collect();
         let limits = prompts.iter().map(|prompt| token_budget - prompt.len()).collect();
         let sampling = config.sampling(plan.temperature, limits, seed, numbers);
-        let generations = model.generate(&prompts, &sampling)?;
-        let has_raw = generations.iter().all(|g| g.raw_log_probs.len() == g.tokens.len());
+        let generations = match &mut writer.engine {
+            Some(engine) => engine.answers(&prompts, &sampling)?,
+            None => writer.model.answers(&prompts, &sampling)?,
+        };
+        let has_raw = generations.iter().flatten().all(|g| g.raw_log_probs.len() == g.tokens.len());
         let needs_raw = config.infer_log_probs == InferLogProbs::Raw || config.is_asynchronous();
         if needs_raw && !has_raw {
             let problem = "the model does not tell the log-probabilities of its tokens before temperature: leave \

@@ -8,7 +8,8 @@ use std::time::Duration;
 use roll_core::{Environment, Error, LanguageModel, Noise, Progress, Result, threads};
 use serde::{Deserialize, Serialize};
 
-use super::{EpisodePlan, play};
+use super::{EpisodePlan, Writer, play};
+use crate::agentic_ppo::engine::Engine;
 use crate::agentic_ppo::config::AgenticPpoConfig;
 use crate::agentic_ppo::episode::Episode;
 
@@ -87,13 +88,14 @@ impl Prefetcher {
         Self(Mutex::new(PrefetchState { environments, ..PrefetchState::default() }))
     }
 
-    /// Begins to play `plan` with `policy` on a thread of its own. If the policy's `parameters` are given, a checkpoint
+    /// Begins to play `plan` with `policy` on a thread of its own; an `engine` writes the answers if there is one. If the policy's `parameters` are given, a checkpoint
     /// saves them instead of waiting for the end of the rollout.
     pub fn begin(
         &mut self,
         config: &AgenticPpoConfig,
         plan: EpisodePlan,
         mut policy: Box<dyn LanguageModel + Send>,
+        mut engine: Option<Engine>,
         parameters: Option<Arc<Vec<f32>>>,
         noise: &Noise,
     ) -> Result<()> {
@@ -102,7 +104,9 @@ impl Prefetcher {
         let (config, noise, stop) = (config.clone(), noise.clone(), Arc::new(AtomicBool::new(false)));
         let progress = Stoppable(Arc::clone(&stop));
         let work = move || {
-            let episodes = play(&config, plan, policy.as_mut(), &mut environments, &noise, &progress);
+            let engine = engine.as_mut().map(|engine| engine as _);
+            let mut writer = Writer { model: policy.as_mut(), engine };
+            let episodes = play(&config, plan, &mut writer, &mut environments, &noise, &progress);
             (environments, episodes.map(|episodes| PrefetchedRollout { step: plan.step, episodes }))
         };
         let thread = threads::spawn("a rollout", work).map_err(Error::failed("the next rollout cannot be played"))?;

@@ -299,7 +299,7 @@ fn an_episode_without_tokens_for_an_answer_is_judged_with_its_calls() {
         held_out: false,
     };
     let noise = roll_core::Noise::new(3);
-    let episode = play(&config, plan, &mut model, &mut worlds, &noise, &roll_core::Silent).unwrap().remove(0);
+    let episode = play(&config, plan, &mut Writer::of_model(&mut model), &mut worlds, &noise, &roll_core::Silent).unwrap().remove(0);
     assert!(episode.is_usable() && episode.ending == Ending::TokenLimit && !episode.solved, "{:?}", episode.ending);
     assert_eq!((episode.steps.len(), episode.score(), episode.steps[0].calls.len()), (1, 0.0, model.given));
     // All that the agent wrote is trained on, and it ends with that.
@@ -339,7 +339,7 @@ fn tools_answer_within_a_turn_and_calls_are_in_the_record() {
         held_out: false,
     };
     let noise = roll_core::Noise::new(3);
-    let played = play(&config, plan, &mut model, &mut worlds, &noise, &roll_core::Silent).unwrap();
+    let played = play(&config, plan, &mut Writer::of_model(&mut model), &mut worlds, &noise, &roll_core::Silent).unwrap();
     let episode = &played[0];
     assert_eq!((episode.steps.len(), &episode.ending), (2, &Ending::Terminated));
     // Three answers of the first turn, three of the second: its last call comes too late and is for the environment.
