@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use roll_core::{Model, Result, Sampling, StateDict};
+use roll_core::{Model, Sampling, StateDict, Tensor};
 use serde_json::{Value, json};
 
 /// The interface that a stand-in follows.
@@ -44,12 +44,11 @@ pub enum EngineFault {
     OtherPrompt,
     /// Its answers have no log-probabilities.
     NoLogProbs,
+    /// It refuses every adapter, as one of too large a rank.
+    RefusesAdapters,
     /// It goes on with the adapter that it loaded first, whatever it loads later.
     OldAdapter,
 }
-
-/// Reads the adapter of a directory.
-pub type ReadAdapter = dyn Fn(&Path) -> Result<StateDict> + Send + Sync;
 
 /// A server that continues prompts with a model. It ends when it is dropped.
 pub struct StandIn {
@@ -59,7 +58,6 @@ pub struct StandIn {
 
 struct Shared {
     api: EngineApi,
-    read: Box<ReadAdapter>,
     stopped: AtomicBool,
     state: Mutex<State>,
 }
@@ -76,12 +74,8 @@ struct State {
 }
 
 impl StandIn {
-    /// Starts a server on a port of its own. `read` reads an adapter for the model's `import_adapter`.
-    pub fn start(
-        api: EngineApi,
-        model: Box<dyn Model>,
-        read: impl Fn(&Path) -> Result<StateDict> + Send + Sync + 'static,
-    ) -> Self {
+    /// Starts a server on a port of its own.
+    pub fn start(api: EngineApi, model: Box<dyn Model>) -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
         let state = State {
@@ -92,8 +86,7 @@ impl StandIn {
             fault: EngineFault::None,
             requests: Vec::new(),
         };
-        let (read, stopped) = (Box::new(read), AtomicBool::new(false));
-        let shared = Arc::new(Shared { api, read, stopped, state: Mutex::new(state) });
+        let shared = Arc::new(Shared { api, stopped: AtomicBool::new(false), state: Mutex::new(state) });
         let accepting = Arc::clone(&shared);
         std::thread::spawn(move || {
             for stream in listener.incoming().map_while(std::result::Result::ok) {
@@ -204,9 +197,12 @@ impl Shared {
         if state.adapters.contains_key(name) {
             return self.refuse(400, &format!("The lora adapter '{name}' has already been loaded."));
         }
-        match (self.read)(Path::new(path)) {
-            Ok(adapter) => {
-                state.adapters.insert(name.into(), adapter);
+        if state.fault == EngineFault::RefusesAdapters {
+            return self.refuse(400, "LoRA rank 16 is greater than max_lora_rank 8.");
+        }
+        match std::fs::read(Path::new(path).join("adapter_model.safetensors")) {
+            Ok(file) => {
+                state.adapters.insert(name.into(), tensors(&file));
                 state.first.get_or_insert_with(|| name.into());
                 (200, json!({"success": true}))
             }
@@ -225,6 +221,20 @@ impl Shared {
         }
         (200, json!({"success": true}))
     }
+}
+
+/// The tensors of a safetensors file, f32.
+fn tensors(file: &[u8]) -> StateDict {
+    let (length, rest) = file.split_at(8);
+    let (head, data) = rest.split_at(u64::from_le_bytes(length.try_into().unwrap()) as usize);
+    let head: BTreeMap<String, Value> = serde_json::from_slice(head).unwrap();
+    let tensor = |entry: &Value| {
+        let offset = |i: usize| entry["data_offsets"][i].as_u64().unwrap() as usize;
+        let shape: Vec<usize> = serde_json::from_value(entry["shape"].clone()).unwrap();
+        let values = data[offset(0)..offset(1)].chunks_exact(4).map(|b| f32::from_le_bytes(b.try_into().unwrap()));
+        Tensor::new(values.collect::<Vec<f32>>(), shape).unwrap()
+    };
+    head.iter().map(|(name, entry)| (name.clone(), tensor(entry))).collect()
 }
 
 /// What a stand-in draws: the tokens with their log-probabilities, and the prompt that it read.

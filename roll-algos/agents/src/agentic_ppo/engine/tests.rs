@@ -4,11 +4,9 @@
 use std::time::{Duration, Instant};
 
 use roll_core::{
-    Adapter, Algorithm, Environment, Grad, LanguageModel, Observation, OwnDataAlgorithm, Silent, SingleRank, StateDict,
-    StepContext, StepReport, Tensor, Transition,
+    Adapter, Algorithm, Environment, Grad, LanguageModel, Observation, OwnDataAlgorithm, Silent, SingleRank, StepContext, StepReport, Tensor, Transition,
 };
 use roll_testing::{Bigram, Descent, EngineApi, EngineFault, StandIn};
-use roll_weights::Checkpoint;
 
 use super::*;
 use crate::agentic_ppo::{AgenticPpo, AgenticPpoConfig};
@@ -16,13 +14,8 @@ use crate::agentic_ppo::{AgenticPpo, AgenticPpoConfig};
 const APIS: [(EngineApi, EngineName); 2] =
     [(EngineApi::Vllm, EngineName::Vllm), (EngineApi::Sglang, EngineName::Sglang)];
 
-/// Reads the directory of an adapter as engines do.
-fn read(directory: &Path) -> Result<StateDict> {
-    Ok(Checkpoint::open(directory.join("adapter_model.safetensors"))?.all()?)
-}
-
 fn stand_in(api: EngineApi) -> StandIn {
-    StandIn::start(api, Box::new(Bigram::new().adapter()), read)
+    StandIn::start(api, Box::new(Bigram::new().adapter()))
 }
 
 fn options(name: EngineName, servers: &[&StandIn], adapters: &Path) -> RolloutConfig {
@@ -214,9 +207,8 @@ fn a_check_asks_every_server_and_names_what_is_missing() {
 #[test]
 fn an_adapter_that_a_server_refuses_stops_the_run_with_its_words() {
     let directory = tempfile::tempdir().unwrap();
-    let server = StandIn::start(EngineApi::Vllm, Box::new(policy("a")), |_: &Path| {
-        Err(Error::Unsupported("LoRA rank 16 is greater than max_lora_rank 8".into()))
-    });
+    let server = stand_in(EngineApi::Vllm);
+    server.fail(EngineFault::RefusesAdapters);
     let mut engine = engine(EngineName::Vllm, &[&server], directory.path());
     let problem = engine.load(&mut policy("a"), 0, &SingleRank).unwrap_err().to_string();
     assert!(problem.contains("max_lora_rank 8") && problem.contains("is not loaded"), "{problem}");
