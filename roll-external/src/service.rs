@@ -121,7 +121,7 @@ impl Service {
         }
     }
 
-    /// The body of an answer of status 200, or the reason why there is none.
+    /// The body of an answer of status 200, or why the service gave no answer.
     fn answer(
         &self,
         response: std::result::Result<ureq::http::Response<ureq::Body>, ureq::Error>,

@@ -5,7 +5,7 @@
 #![allow(clippy::unwrap_used)]
 
 use std::collections::BTreeMap;
-use std::io::{BufRead, BufReader, Read, Write};
+use std::io::{BufRead, BufReader, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -245,7 +245,14 @@ struct Drawn {
 }
 
 /// Continues a prompt with an adapter; `None` if it is not loaded.
-fn draw(state: &mut State, adapter: &str, prompt: &Value, options: &Value, limit: &Value, seed: &Value) -> Option<Drawn> {
+fn draw(
+    state: &mut State,
+    adapter: &str,
+    prompt: &Value,
+    options: &Value,
+    limit: &Value,
+    seed: &Value,
+) -> Option<Drawn> {
     let used = match (&state.first, state.fault) {
         (Some(first), EngineFault::OldAdapter) => first.clone(),
         _ => adapter.to_string(),

@@ -4,6 +4,7 @@ use roll_core::{ConfiguredOptions, IdleKeys, Kind, OptionNotes, Result, When};
 
 use super::NAME;
 use super::correction::CorrectionConfig;
+use super::engine::config::needs_lora;
 use crate::notes::{DATA, VIDEOS, refuse_clips};
 
 roll_core::inventory::submit! {
@@ -128,13 +129,19 @@ const IDLE: &[IdleKeys] = &[
     },
 ];
 
-/// Notes that depend on several options, or on more than their values. Fails if the configuration has clips.
+/// Notes that depend on several options, or on more than their values. Fails if the configuration has clips, or an
+/// engine for a model whose weights are trained.
 fn notes(config: &ConfiguredOptions<'_>) -> Result<Vec<String>> {
     let episodes = "an agent learns from the episodes that it plays in `env`";
     let validation = "an agent is validated on episodes, `algo.val_batch_size` of them";
     refuse_clips(config, [episodes, validation])?;
     let number = |key: &str| config.value(key).and_then(|value| value.as_u64());
     let is = |key: &str, value: &str| config.value(key).and_then(|found| found.as_str()) == Some(value);
+    // A check of the configuration alone opens no model that could tell.
+    let has_engine = config.value("algo.rollout.name").is_some_and(|name| name != "model");
+    if has_engine && number("model.lora_rank") == Some(0) {
+        return Err(needs_lora());
+    }
     let mut notes: Vec<String> = note_on_reference(config).into_iter().collect();
     let correction =
         config.value("algo.train_infer_correction").cloned().map(serde_json::from_value::<CorrectionConfig>);
@@ -263,6 +270,17 @@ mod tests {
             assert_eq!(notes.len(), 1, "{notes:?}");
             assert!(notes[0].contains(word), "{notes:?}");
         }
+    }
+
+    #[test]
+    fn an_engine_without_a_lora_is_refused() {
+        let refused = |rank: u64| {
+            let config = json!({"algo": {"rollout": {"name": "sglang"}}, "model": {"lora_rank": rank}});
+            let config = config.as_object().unwrap().clone();
+            OptionNotes::of(Kind::Algorithm, NAME, &ConfiguredOptions::new(&config, &Options::new()))
+        };
+        assert!(refused(0).unwrap_err().to_string().contains("model.lora_rank"));
+        assert!(refused(8).is_ok());
     }
 
     #[test]

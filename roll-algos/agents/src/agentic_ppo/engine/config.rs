@@ -7,6 +7,13 @@ use roll_core::{Error, Result, check_seconds};
 /// The section of the configuration.
 pub const SECTION: &str = "algo.rollout";
 
+/// The error of a model whose weights are trained, with an engine.
+pub fn needs_lora() -> Error {
+    let problem = "an engine reads the adapter after each update: expected a LoRA (`model.lora_rank` of at least 1), found \
+                   a model whose weights are trained";
+    Error::config("model.lora_rank", problem)
+}
+
 /// What writes the answers of episodes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(rename_all = "snake_case")]
@@ -45,14 +52,7 @@ pub struct RolloutConfig {
 
 impl Default for RolloutConfig {
     fn default() -> Self {
-        Self {
-            name: EngineName::Model,
-            urls: Vec::new(),
-            adapters: None,
-            token_env: None,
-            timeout: 600.0,
-            retries: 2,
-        }
+        Self { name: EngineName::Model, urls: Vec::new(), adapters: None, token_env: None, timeout: 600.0, retries: 2 }
     }
 }
 
@@ -72,7 +72,8 @@ impl RolloutConfig {
             return Err(Error::config(format!("{SECTION}.urls"), problem));
         }
         if self.adapters.is_none() {
-            let problem = "which directory do the servers read adapters from? This program writes one after each update";
+            let problem =
+                "which directory do the servers read adapters from? This program writes one after each update";
             return Err(Error::config(format!("{SECTION}.adapters"), problem));
         }
         check_seconds(&format!("{SECTION}.timeout"), self.timeout).map(drop)

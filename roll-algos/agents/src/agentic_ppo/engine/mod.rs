@@ -23,7 +23,7 @@ use roll_core::{
     Communicator, Error, Generation, Model, Noise, Purpose, Rank, Result, RolloutEngine, Sampling, communicator, flat,
     threads::in_parallel,
 };
-use roll_external::fingerprint::Fingerprint;
+use roll_external::Fingerprint;
 use roll_external::service::{IDLE_LIMIT, NoAnswer, Repeats, Service, ServiceOptions};
 use serde_json::{Value, json};
 
@@ -33,7 +33,7 @@ use config::{EngineName, RolloutConfig, SECTION};
 
 /// Largest answer that is read, in bytes.
 const MAX_ANSWER: u64 = 64 << 20;
-/// Requests may be repeated: a second generation harms nothing, and an adapter's name stands for its contents.
+/// Requests may be repeated: a second generation does no harm, and the name of an adapter includes a hash of its contents.
 const MAY_RECEIVE_TWICE: bool = true;
 /// Beginning of the names of adapters.
 const PREFIX: &str = "roll-v";
@@ -96,9 +96,7 @@ impl Engine {
     /// Checks that the model can be served by an engine, and that every server answers and loads adapters.
     pub fn check(&mut self, model: &mut dyn Model) -> Result<()> {
         if !adapter::is_lora(model) {
-            let problem = "an engine reads the adapter after each update: expected a LoRA (`model.lora_rank` of at least \
-                           1), found a model whose weights are trained";
-            return Err(Error::config("model.lora_rank", problem));
+            return Err(config::needs_lora());
         }
         for server in &self.servers.all {
             let version = server.check(self.servers.engine).map_err(|problem| self.wrong(server, problem))?;
@@ -147,7 +145,9 @@ impl Engine {
         for (server, refusal) in loads {
             match refusal {
                 None => {}
-                Some(Refusal::Failed(problem)) => tracing::warn!("{}: no adapter could be loaded: {problem}", server.url),
+                Some(Refusal::Failed(problem)) => {
+                    tracing::warn!("{}: no adapter could be loaded: {problem}", server.url)
+                }
                 Some(Refusal::Permanent(problem)) => return Err(self.wrong(server, problem)),
             }
         }
@@ -211,7 +211,8 @@ impl Engine {
 
 impl RolloutEngine for Engine {
     fn answers(&mut self, prompts: &[Vec<u32>], sampling: &Sampling) -> Result<Vec<Result<Generation>>> {
-        let mut rows: Vec<(usize, Option<Result<Result<Generation>>>)> = (0..prompts.len()).map(|i| (i, None)).collect();
+        let mut rows: Vec<(usize, Option<Result<Result<Generation>>>)> =
+            (0..prompts.len()).map(|i| (i, None)).collect();
         in_parallel(&mut rows, self.servers.at_once, |(i, answer)| {
             let number = sampling.number(*i);
             let mut draws = Noise::new(sampling.seed).generator(Purpose::Tokens, 0, number);
@@ -280,7 +281,7 @@ impl Server {
         text(service.post("application/json", body.to_string().as_bytes())?)
     }
 
-    /// Has the server load the adapter `name`. A server that has it is done: the name stands for the contents.
+    /// Has the server load the adapter `name`. A server that has it already needs nothing: its name includes a hash of its contents.
     fn load(&self, repeats: &Repeats, name: &str, path: &Path) -> std::result::Result<(), Refusal> {
         let body = json!({ "lora_name": name, "lora_path": path });
         let asked = repeats.ask(&self.url, MAY_RECEIVE_TWICE, || match self.post(&self.load, &body) {
@@ -290,7 +291,8 @@ impl Server {
             answer => answer.map(|_| Ok(())),
         });
         let answered = asked.map_err(|unanswered| Refusal::Failed(unanswered.problem))?;
-        answered.map_err(|problem| Refusal::Permanent(format!("the adapter {} is not loaded: {problem}", path.display())))
+        answered
+            .map_err(|problem| Refusal::Permanent(format!("the adapter {} is not loaded: {problem}", path.display())))
     }
 
     /// Has the server continue a prompt.

@@ -4,7 +4,8 @@
 use std::time::{Duration, Instant};
 
 use roll_core::{
-    Adapter, Algorithm, Environment, Grad, LanguageModel, Observation, OwnDataAlgorithm, Silent, SingleRank, StepContext, StepReport, Tensor, Transition,
+    Adapter, Algorithm, Environment, Grad, LanguageModel, Observation, OwnDataAlgorithm, Silent, SingleRank,
+    StepContext, StepReport, Tensor, Transition,
 };
 use roll_testing::{Bigram, Descent, EngineApi, EngineFault, StandIn};
 

@@ -9,8 +9,8 @@ use roll_core::{Environment, Error, LanguageModel, Noise, Progress, Result, thre
 use serde::{Deserialize, Serialize};
 
 use super::{EpisodePlan, Writer, play};
-use crate::agentic_ppo::engine::Engine;
 use crate::agentic_ppo::config::AgenticPpoConfig;
+use crate::agentic_ppo::engine::Engine;
 use crate::agentic_ppo::episode::Episode;
 
 /// Interval at which a wait checks whether the rollout is done.
