@@ -29,8 +29,8 @@ pub struct TextSample {
     pub raw_log_probs: Vec<f32>,
 }
 
-/// The samples of `episodes`: one per episode or, if `stepwise`, one per turn. The sample of a turn ends with the
-/// answer of that turn, and only the answer is trained on.
+/// The samples of `episodes`: one per text or, if `stepwise`, one per turn. An episode is one text unless its program
+/// began another. The sample of a turn ends with the answer of that turn, and only the answer is trained on.
 pub fn text_samples(episodes: &[Episode], stepwise: bool) -> Vec<TextSample> {
     let mut samples = Vec::new();
     for (index, episode) in episodes.iter().enumerate() {
@@ -47,7 +47,11 @@ pub fn text_samples(episodes: &[Episode], stepwise: bool) -> Vec<TextSample> {
             let turns = episode.steps.iter().enumerate();
             samples.extend(turns.map(|(turn, step)| sample(turn, step.begins, step.tokens.clone())));
         } else {
-            samples.push(sample(0, 0, 0..episode.tokens.len()));
+            let texts = episode.steps.chunk_by(|one, next| one.begins == next.begins);
+            samples.extend(texts.map(|turns| {
+                let (begins, end) = (turns[0].begins, turns[turns.len() - 1].tokens.end);
+                sample(0, begins, begins..end)
+            }));
         }
     }
     samples

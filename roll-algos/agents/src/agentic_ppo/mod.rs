@@ -33,6 +33,8 @@ mod updates;
 
 pub use aggregate::{Aggregation, Totals};
 pub use algorithm::AgenticPpo;
+#[cfg(test)]
+pub(crate) use batch::text_samples;
 pub use config::AgenticPpoConfig;
 pub use grid::{Grid, Mask};
 pub use loss::{LossConfig, LossInputs, PgVariant, PolicyLoss, RatioType, policy_loss};

@@ -63,6 +63,11 @@ const IDLE: &[IdleKeys] = &[
         because: "`algo.rollout.name: model` asks no server",
     },
     IdleKeys {
+        keys: &["algo.history_length", "algo.tools"],
+        when: When::Is("env.name", &["agent"]),
+        because: "the program of `env.name: agent` writes the prompts and runs the tools itself",
+    },
+    IdleKeys {
         keys: &["algo.max_tool_calls"],
         when: When::Is("algo.tools", &["[]"]),
         because: "there are no `algo.tools`",

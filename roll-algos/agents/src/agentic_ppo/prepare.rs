@@ -126,15 +126,15 @@ fn rewards_of_tokens(
     metrics: &mut BTreeMap<String, f64>,
 ) -> Grid {
     let normalization = &config.reward_normalization;
-    let group_key = |sample: &TextSample| {
-        let episode = &episodes[sample.episode];
+    let key_of = |episode| {
+        let Episode { group, tag, .. }: &Episode = episode;
         match normalization.grouping {
-            Grouping::TrajGroupId => (episode.group, ""),
-            Grouping::Tags => (0, episode.tag.as_str()),
+            Grouping::TrajGroupId => (*group, ""),
+            Grouping::Tags => (0, tag.as_str()),
             Grouping::Batch => (0, ""),
         }
     };
-    let keys: Vec<(usize, &str)> = samples.iter().map(group_key).collect();
+    let keys: Vec<(usize, &str)> = samples.iter().map(|sample| key_of(&episodes[sample.episode])).collect();
     let resolved = normalization.resolved();
     let episode_scores: Vec<f64> = samples.iter().map(|s| episodes[s.episode].score()).collect();
     let mut sample_rewards = if config.adv_estimator.is_stepwise() {
@@ -157,7 +157,11 @@ fn rewards_of_tokens(
             _ => rewards::normalize_grouped(&returns, &keys, resolved),
         }
     } else {
-        rewards::normalize_grouped(&episode_scores, &keys, resolved)
+        // Each episode counts once, however many texts it has.
+        let scores: Vec<f64> = episodes.iter().map(Episode::score).collect();
+        let keys: Vec<(usize, &str)> = episodes.iter().map(key_of).collect();
+        let normalized = rewards::normalize_grouped(&scores, &keys, resolved);
+        samples.iter().map(|sample| normalized[sample.episode]).collect()
     };
     if let Some(bound) = config.reward_clip {
         metrics.insert("critic/reward_clip_frac".into(), rewards::clip(&mut sample_rewards, bound));

@@ -15,8 +15,8 @@ use std::collections::BTreeMap;
 
 use rand::RngCore;
 use roll_core::{
-    Environment, Error, Generation, LanguageModel, Message, Noise, Progress, Purpose, Result, ResultExt, RolloutEngine,
-    Split, threads::in_parallel,
+    ChatRequest, Environment, Error, Generation, LanguageModel, Message, Noise, Progress, Purpose, Result, ResultExt,
+    RolloutEngine, Split, threads::in_parallel,
 };
 use roll_external::json;
 
@@ -62,6 +62,10 @@ struct RunningEpisode<'a> {
     turn_start: Option<usize>,
     /// Results of tools that the agent has not read yet.
     results: Vec<String>,
+    /// Whether a program writes the prompts, which then also runs the agent's tools.
+    is_chat: bool,
+    /// Most tokens of the next answer, if the program limits it.
+    answer_limit: usize,
     /// Number of the group, over all ranks.
     group: usize,
     /// Seed of the start, the same for all episodes of the group.
@@ -292,7 +296,8 @@ fn generate_answers(
     for positions in continuing.chunks(at_once) {
         let prompts: Vec<Vec<u32>> = positions.iter().map(|i| episodes[*i].conversation.prompt().to_vec()).collect();
         let numbers = positions.iter().map(|i| (first_number + i) as u64).collect();
-        let limits = prompts.iter().map(|prompt| token_budget - prompt.len()).collect();
+        let limit = |(i, prompt): (&usize, &Vec<u32>)| episodes[*i].answer_limit.min(token_budget - prompt.len());
+        let limits = positions.iter().zip(&prompts).map(limit).collect();
         let sampling = config.sampling(plan.temperature, limits, seed, numbers);
         let generations = match &mut writer.engine {
             Some(engine) => engine.answers(&prompts, &sampling)?,
@@ -321,6 +326,8 @@ impl<'a> RunningEpisode<'a> {
             calls: Vec::new(),
             turn_start: None,
             results: Vec::new(),
+            is_chat: false,
+            answer_limit: usize::MAX,
             group,
             seed,
             ended: None,
@@ -346,12 +353,21 @@ impl<'a> RunningEpisode<'a> {
     }
 
     /// Extends the conversation by what the agent reads next: results of its tools if there are any, otherwise the
-    /// message of a new turn. With `history_length`, a new turn begins a prompt of its own.
+    /// message of a new turn. With `history_length`, a new turn begins a prompt of its own. A program that writes the
+    /// prompts itself extends the text, or begins another one.
     fn ask(&mut self, model: &dyn LanguageModel, rules: Rules<'_>) -> Result<()> {
         let Rules { config, template, tools, ends, joins_system } = rules;
         if !self.results.is_empty() {
             let messages = self.results.drain(..).enumerate().map(|(i, result)| tools::result(i, result)).collect();
             return self.conversation.ask(model, tools, messages);
+        }
+        if let Some(ChatRequest { mut messages, known, tools, max_tokens }) = self.environment.chat() {
+            self.is_chat = true;
+            self.answer_limit = max_tokens.unwrap_or(usize::MAX).max(1);
+            if known == 0 {
+                self.conversation.restart();
+            }
+            return self.conversation.ask(model, &Tools::described(tools), messages.split_off(known));
         }
         let (turn, has_own_prompt) = (self.steps.len(), config.history_length.is_some());
         if has_own_prompt {
@@ -404,7 +420,7 @@ impl<'a> RunningEpisode<'a> {
         let text = without_end(response, ends);
         let turn_start = *self.turn_start.get_or_insert(tokens.start);
         let calls_left = config.max_tool_calls.saturating_sub(self.calls.len());
-        if !tools.is_empty() && calls_left > 0 {
+        if !tools.is_empty() && !self.is_chat && calls_left > 0 {
             let calls = tools.answer(tools::parse_calls(text), calls_left);
             if !calls.is_empty() {
                 self.results = calls.iter().map(|call| json::compact(&call.output)).collect();

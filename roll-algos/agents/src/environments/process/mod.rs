@@ -17,7 +17,7 @@
 //! ```
 
 mod child;
-mod limits;
+pub(super) mod limits;
 #[cfg(test)]
 mod tests;
 
