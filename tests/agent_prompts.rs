@@ -8,7 +8,7 @@ use std::fmt::Write;
 use std::path::Path;
 
 use roll_agents::agentic_ppo::AgenticPpoConfig;
-use roll_agents::agentic_ppo::rollout::{EpisodePlan, play};
+use roll_agents::agentic_ppo::rollout::{EpisodePlan, Writer, play};
 use roll_agents::agentic_ppo::tools::ToolOptions;
 use roll_agents::conversations::{Conversations, TrainOn};
 use roll_causal_lm::{ChatTemplate, Tokenizer};
@@ -322,7 +322,8 @@ fn prompts_are_those_of_the_families_token_by_token() {
             ..EpisodePlan::default()
         };
         let mut worlds: Vec<Box<dyn Environment>> = vec![Box::new(Asks(0))];
-        let played = play(&config, plan, &mut model, &mut worlds, &Noise::new(3), &Silent).unwrap();
+        let played =
+            play(&config, plan, &mut Writer::of_model(&mut model), &mut worlds, &Noise::new(3), &Silent).unwrap();
         let episode = &played[0];
         assert_eq!((episode.steps.len(), episode.steps[0].calls.len()), (2, 1), "{}", family.name);
         let lines = listing(&episode.tokens, &episode.response, &model.texts, family.special.len());

@@ -36,6 +36,7 @@ mod command_line;
 mod configuration;
 mod demo;
 mod documentation;
+mod engine;
 mod face_reward;
 mod flow_matching;
 #[cfg(unix)]

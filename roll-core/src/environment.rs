@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::Result;
+use crate::{Message, Result};
 
 /// An observation of the agent.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -49,6 +49,20 @@ impl Split {
             Self::Validation => "validation",
         }
     }
+}
+
+/// A request to the model of a program that writes its prompts itself.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct ChatRequest {
+    /// The whole conversation.
+    pub messages: Vec<Message>,
+    /// Number of the first messages that are in the model's text already, the latest answer included. 0: a text of its
+    /// own begins.
+    pub known: usize,
+    /// Descriptions of tools for the chat template ([`crate::LanguageModel::render_chat_with_tools`]).
+    pub tools: Vec<serde_json::Value>,
+    /// Most tokens of the answer.
+    pub max_tokens: Option<usize>,
 }
 
 /// A text environment, deterministic given its split, its seed and the actions.
@@ -147,5 +161,11 @@ pub trait Environment: Send {
     /// had no action, and the history has the whole answer without its thoughts.
     fn action(&self) -> String {
         String::new()
+    }
+
+    /// The request that the model answers next, from a program that writes its prompts itself. `None`: the prompt is
+    /// made from the observation.
+    fn chat(&self) -> Option<ChatRequest> {
+        None
     }
 }

@@ -84,6 +84,7 @@ mod registry;
 mod reward;
 #[cfg(feature = "noise")]
 mod reward_check;
+mod rollout_engine;
 mod step;
 mod strategy;
 mod tensor;
@@ -100,7 +101,7 @@ pub use device_updates::{AdamUpdate, DevicePart, DeviceUpdates};
 pub use diffusion::{
     ConditionInput, Conditioning, DiffusionModel, ScheduleFacts, Sigma, SigmaRange, Timestep, VelocityInput,
 };
-pub use environment::{Environment, Observation, Split, Transition};
+pub use environment::{ChatRequest, Environment, Observation, Split, Transition};
 pub use error::{Error, Fault, Result, ResultExt, messages, nearest, one_line};
 pub use evaluation::{Evaluated, EvaluationContext, Validation};
 pub use file_check::{FileCheck, FilesFound};
@@ -120,6 +121,7 @@ pub use registry::{ComponentOptions, Factory, Make, Registration, Registry, Repl
 pub use reward::{Measure, OnMissing, RewardScorer, Score, Target};
 #[cfg(feature = "noise")]
 pub use reward_check::{Finding, Verdict, check_reward};
+pub use rollout_engine::RolloutEngine;
 pub use step::{StepContext, StepReport};
 pub use strategy::{OptimizerConfig, Strategy, StrategyRanks, StrategyReport};
 pub use tensor::{DType, Element, Tensor};

@@ -1,4 +1,4 @@
-//! POST requests to a service, for rewards and environments over HTTP. [`Service`] sends a request once; [`Repeats`]
+//! Requests to a service, for rewards, environments and engines over HTTP. [`Service`] sends a request once; [`Repeats`]
 //! repeats a request that has no answer.
 //!
 //! Safeguards: a request has a time limit that includes its answer, and redirects are not followed, so that body and
@@ -109,11 +109,27 @@ impl Service {
         // The shorter one of the limits that there are.
         let shorter_limit = service_limit.into_iter().chain(limit).min();
         let request = self.agent.post(&self.url).config().timeout_global(shorter_limit).build();
-        let mut request = request.header("Content-Type", content_type);
-        if let Some(authorization) = &self.authorization {
-            request = request.header("Authorization", authorization);
+        self.answer(self.authorized(request.header("Content-Type", content_type)).send(body))
+    }
+
+    /// Asks with GET; returns the body of an answer of status 200.
+    pub fn get(&self) -> std::result::Result<Box<dyn Read>, NoAnswer> {
+        self.answer(self.authorized(self.agent.get(&self.url)).call())
+    }
+
+    fn authorized<B>(&self, request: ureq::RequestBuilder<B>) -> ureq::RequestBuilder<B> {
+        match &self.authorization {
+            Some(authorization) => request.header("Authorization", authorization),
+            None => request,
         }
-        let response = match request.send(body) {
+    }
+
+    /// The body of an answer of status 200, or why the service gave no answer.
+    fn answer(
+        &self,
+        response: std::result::Result<ureq::http::Response<ureq::Body>, ureq::Error>,
+    ) -> std::result::Result<Box<dyn Read>, NoAnswer> {
+        let response = match response {
             Ok(response) => response,
             Err(ureq::Error::Io(error)) if error.kind() == std::io::ErrorKind::ConnectionRefused => {
                 return Err(NoAnswer::ConnectionRefused(error.to_string()));

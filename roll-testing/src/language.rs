@@ -80,6 +80,12 @@ impl Bigram {
         model
     }
 
+    /// As an adapter that engines load: its logits are exported under the name of a LoRA matrix.
+    pub fn adapter(mut self) -> Self {
+        self.specs[0].name = "logits.lora_B.weight".into();
+        self
+    }
+
     /// The log-probability of each character after the character `last`.
     fn log_softmax(&self, last: usize) -> Vec<f64> {
         let row = &self.logits[last * VOCABULARY..(last + 1) * VOCABULARY];
@@ -115,10 +121,16 @@ impl Model for Bigram {
     }
 
     fn export_adapter(&self) -> Result<BTreeMap<String, StateDict>> {
-        Ok(BTreeMap::new())
+        if !self.specs[0].name.contains("lora") {
+            return Ok(BTreeMap::new());
+        }
+        Ok(BTreeMap::from([("adapter_model".to_string(), flat::to_state(&self.specs, &self.logits)?)]))
     }
 
-    fn import_adapter(&mut self, _files: &BTreeMap<String, StateDict>) -> Result<()> {
+    fn import_adapter(&mut self, files: &BTreeMap<String, StateDict>) -> Result<()> {
+        if let Some(file) = files.get("adapter_model") {
+            self.logits = flat::from_state(&self.specs, file)?;
+        }
         Ok(())
     }
 }

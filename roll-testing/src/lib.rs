@@ -7,6 +7,7 @@
 //!   exposes its last gradient ([`Descent`]);
 //! - [`training`]: steps of an algorithm on the doubles, on one or several ranks;
 //! - [`language`]: a language model in which the next character depends on the last one only ([`Bigram`]);
+//! - [`engine`]: a server that follows the interfaces of vLLM and SGLang ([`StandIn`]);
 //! - [`GgufWriter`]: GGUF files;
 //! - `faces` (feature `onnx`): a face detector and an embedder as ONNX files.
 //!
@@ -100,6 +101,7 @@
 
 mod backends;
 pub mod diffusion;
+pub mod engine;
 #[cfg(feature = "onnx")]
 pub mod faces;
 mod gguf;
@@ -110,6 +112,7 @@ pub mod training;
 
 pub use backends::is_tested;
 pub use diffusion::{Descent, MockDiffusion, Sines, sample};
+pub use engine::{EngineApi, EngineFault, StandIn};
 pub use gguf::GgufWriter;
 pub use language::{Bigram, Letters, Scripted, Texts};
 pub use skip::{CAPABILITIES, is_capability, is_required, skipped};

@@ -4,7 +4,7 @@ use std::io::Write;
 
 /// Capabilities that not every machine has: the name that `ROLL_REQUIRE` and [`skip!`](crate::skip) use, and a
 /// description.
-pub const CAPABILITIES: [(&str, &str); 13] = [
+pub const CAPABILITIES: [(&str, &str); 14] = [
     ("cc", "a C compiler, `cc`"),
     ("chromium", "Chromium or Chrome, with H.264"),
     ("clip", "CLIP directories of `roll-rewards/scorers/tests/data/make_clip.py`, in `$ROLL_TEST_CLIP`"),
@@ -15,6 +15,7 @@ pub const CAPABILITIES: [(&str, &str); 13] = [
     ("media", "face networks and media under `$ROLL_TEST_DATA`, by default `../shared` beside the repository"),
     ("nvrtc", "CUDA's run-time compiler, headers and `ptxas` under `$CUDA_PATH`; `scripts/setup-cuda` fetches them"),
     ("onnxruntime", "ONNX Runtime's library"),
+    ("openai", "a `python3` with the package `openai`"),
     ("python", "`python3`"),
     ("torch", "a Python (`$PYTHON`, or `python3`) with PyTorch and NumPy"),
     ("vulkan", "a device of `wgpu`; Mesa's driver makes one of the CPU"),

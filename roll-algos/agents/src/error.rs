@@ -19,6 +19,19 @@ pub enum AgentError {
         /// The reason of the first episode.
         reason: String,
     },
+    /// No server of an engine continued a prompt. Only the episode that waits for the answer is concerned.
+    #[error("the engine gave no answer: {problem}")]
+    NoAnswer { problem: String },
+    /// An engine cannot be trained with.
+    #[error("the engine of `algo.rollout` cannot be trained with: {problem}")]
+    Engine { problem: String },
+    /// An engine's log-probabilities are not those of the trained model.
+    #[error(
+        "the engine's log-probabilities differ from those of the trained model by {found:.3} on average, of at most \
+         {limit}: does it serve the base model of `model.model_path`, in a precision near that of the training, with \
+         log-probabilities before temperature (docs: Agents, \"Rollouts by vLLM or SGLang\")?"
+    )]
+    OtherModel { found: f64, limit: f64 },
 }
 
 impl From<AgentError> for Error {

@@ -15,14 +15,15 @@ use roll_step::update::{self, language};
 use super::NAME;
 use super::config::{AgenticPpoConfig, Estimator};
 use super::critic::{Critic, FitBatch};
-use super::episode::Episode;
+use super::engine::Engine;
+use super::episode::{Ending, Episode};
 use super::kl::KlController;
 use super::plan::passes;
-use super::prepare::prepare;
+use super::prepare::{engine_difference, prepare};
 use super::report::{episode_metrics, left_out_group, pass_metrics, skipped};
 use super::rollout::prefetch::{NextRollout, PrefetchedRollout, Prefetcher, UnplayedRollout};
 use super::rollout::worlds::Worlds;
-use super::rollout::{EpisodePlan, check_beginning, play, play_in_parts};
+use super::rollout::{EpisodePlan, Writer, check_beginning, play, play_in_parts};
 use super::selection::{self, Selection};
 use super::updates::train;
 use crate::AgentError;
@@ -31,11 +32,20 @@ const ROLLOUT: &str = "time/step_rollout";
 const LOG_PROBS: &str = "time/step_log_probs";
 const TRAIN: &str = "time/step_train";
 
+/// Largest mean difference between log-probabilities of an engine and of the trained model, for the same tokens. With
+/// equal weights it is the difference of kernels and precisions, about 0.01 in bf16; another adapter or model is above
+/// it at once.
+const MAX_DIFFERENCE: f64 = 0.1;
+
 /// The algorithm `agentic_ppo`.
 pub struct AgenticPpo {
     config: AgenticPpoConfig,
     learned: LearnedState,
     prefetcher: Prefetcher,
+    /// The engine that writes the answers of episodes; `None`: the model itself.
+    engine: Option<Engine>,
+    /// Whether the engine's log-probabilities were compared with the model's.
+    is_compared: bool,
     ranks: Arc<dyn Communicator>,
 }
 
@@ -82,7 +92,9 @@ impl AgenticPpo {
         config.check()?;
         let controller = KlController::new(config.init_kl_coef, config.target_kl, config.kl_horizon)?;
         let learned = LearnedState { controller, critic: Critic::default(), refilled: Vec::new() };
-        Ok(Self { config, learned, prefetcher: Prefetcher::default(), ranks: Arc::new(SingleRank) })
+        let engine = Engine::new(&config.rollout, config.infer_batch_size)?;
+        let (prefetcher, ranks) = (Prefetcher::default(), Arc::new(SingleRank));
+        Ok(Self { config, learned, prefetcher, engine, is_compared: false, ranks })
     }
 
     /// Makes this one of several `ranks`, which share episodes and validations.
@@ -128,6 +140,9 @@ impl Algorithm for AgenticPpo {
         }
         if self.config.is_asynchronous() {
             language(model, NAME)?.snapshot().while_doing(|| "`algo.async_generation_ratio: 1`".into())?;
+        }
+        if let Some(engine) = &mut self.engine {
+            engine.check(model)?;
         }
         let environments = self.prefetcher.environments();
         if environments.is_empty() {
@@ -192,7 +207,6 @@ impl Algorithm for AgenticPpo {
         if wanted == 0 {
             return Ok(None);
         }
-        let model = language(model, NAME)?;
         let ranks = self.ranks.clone();
         let own = share(ranks.as_ref(), wanted);
         self.prefetcher.wait(progress)?;
@@ -205,17 +219,20 @@ impl Algorithm for AgenticPpo {
             held_out: true,
             ..EpisodePlan::default()
         };
+        let mut engine = self.engine_of(model, step)?;
+        let engine = engine.as_mut().map(|engine| engine as _);
+        let mut writer = Writer { model: language(model, NAME)?, engine };
         let environments = self.prefetcher.environments();
         if environments.is_empty() {
             return Err(AgentError::NoEnvironment { algorithm: NAME }.into());
         }
-        let own_episodes = play_in_parts(&self.config, &plan, model, environments, noise, progress)?;
+        let own_episodes = play_in_parts(&self.config, &plan, &mut writer, environments, noise, progress)?;
         let episodes = gathered(ranks.as_ref(), own_episodes)?;
         let metrics = episode_metrics(&episodes, &self.config)
             .into_iter()
             .chain(pass_metrics(&episodes, self.config.val_group_size))
             .map(|(name, value)| (format!("val/{name}"), value));
-        let records = self.records(&episodes, step, "validation", model)?;
+        let records = self.records(&episodes, step, "validation", language(model, NAME)?)?;
         Ok(Some(Validation { metrics: metrics.collect(), records, losses: Vec::new() }))
     }
 
@@ -300,6 +317,10 @@ impl AgenticPpo {
         report.records = self.records(&played, ctx.step + 1, "training", language(ctx.model, NAME)?)?;
         let failed: Vec<&Episode> = played.iter().filter(|episode| !episode.is_usable()).collect();
         report.skipped = failed.iter().map(|episode| skipped(episode)).collect();
+        if failed.len() == played.len() && failed.iter().any(|episode| matches!(episode.ending, Ending::NoAnswer(_))) {
+            tracing::warn!("the engine wrote no episode of this step, which is left out");
+            return Ok(report);
+        }
         if let Some(first_failed) = failed.first()
             && failed.len() == played.len()
         {
@@ -324,6 +345,13 @@ impl AgenticPpo {
             report.skipped.push(("every episode".into(), reason.into()));
             return Ok(report);
         }
+        if self.engine.is_some() && policy_age == 0.0 && !self.is_compared {
+            let found = engine_difference(&self.config, ctx, &prepared)?;
+            if found.is_nan() || found > MAX_DIFFERENCE {
+                return Err(AgentError::OtherModel { found, limit: MAX_DIFFERENCE }.into());
+            }
+            self.is_compared = true;
+        }
 
         watch.begin(TRAIN, None)?;
         if let Some(estimates) = &prepared.estimates {
@@ -332,6 +360,19 @@ impl AgenticPpo {
         }
         if prepared.estimates.is_none() || ctx.step >= self.config.critic_warmup {
             report.applied = train(&self.config, ctx, &prepared, &mut report.metrics)?;
+        }
+        // After several updates the policy is another one than that which wrote.
+        let samples = prepared.samples.len();
+        let has_one_update = self.config.ppo_epochs == 1 && samples <= self.config.mini_batch(samples);
+        let difference = report.metrics.get("actor/train_infer_abs_diff").filter(|found| **found > MAX_DIFFERENCE);
+        if let Some(found) = difference
+            && self.engine.is_some()
+            && has_one_update
+        {
+            tracing::warn!(
+                "the engine's log-probabilities differ from those of the trained model by {found:.3} on average \
+                 (`actor/train_infer_abs_diff`): `algo.train_infer_correction` can weigh or leave out such tokens"
+            );
         }
         report.metrics.extend(watch.seconds(ctx.strategy.ranks().all.as_ref())?);
         Ok(report)
@@ -360,29 +401,33 @@ impl AgenticPpo {
             // The snapshot copies the parameters, so that the model needs the older ones only until it is made.
             let present = flat::read(ctx.model)?;
             ctx.model.write_parameters(&rollout.policy)?;
+            let engine = self.engine_of(ctx.model, ctx.step);
             let policy = language(ctx.model, NAME).and_then(|model| model.snapshot());
             ctx.model.write_parameters(&present)?;
-            self.prefetcher.begin(
-                &self.config,
-                plan.clone(),
-                policy?,
-                is_single_rank.then_some(rollout.policy),
-                ctx.noise,
-            )?;
+            let parameters = is_single_rank.then_some(rollout.policy);
+            self.prefetcher.begin(&self.config, plan.clone(), policy?, engine?, parameters, ctx.noise)?;
             self.prefetcher.wait(ctx.progress)?;
         }
         let parameters =
             (is_single_rank && self.config.is_asynchronous()).then(|| flat::read(ctx.model)).transpose()?;
+        let prefetched = self.prefetcher.take(ctx.step)?;
+        let mut engine = match prefetched.is_none() || self.config.is_asynchronous() {
+            true => self.engine_of(ctx.model, ctx.step)?,
+            false => None,
+        };
         let model = language(ctx.model, NAME)?;
-        let (episodes, policy_age) = match self.prefetcher.take(ctx.step)? {
+        let (episodes, policy_age) = match prefetched {
             Some(prefetched) => (prefetched, 1.0),
             None => {
-                (play(&self.config, plan.clone(), model, self.prefetcher.environments(), ctx.noise, ctx.progress)?, 0.0)
+                let mut writer = Writer { model: &mut *model, engine: engine.as_mut().map(|engine| engine as _) };
+                let environments = self.prefetcher.environments();
+                (play(&self.config, plan.clone(), &mut writer, environments, ctx.noise, ctx.progress)?, 0.0)
             }
         };
         if self.config.is_asynchronous() {
             let next = EpisodePlan { step: ctx.step + 1, ..plan };
-            self.prefetcher.begin(&self.config, next, model.snapshot()?, parameters.map(Arc::new), ctx.noise)?;
+            let parameters = parameters.map(Arc::new);
+            self.prefetcher.begin(&self.config, next, model.snapshot()?, engine, parameters, ctx.noise)?;
         }
         Ok((episodes, policy_age))
     }
@@ -404,13 +449,23 @@ impl AgenticPpo {
         let own = share(ranks.as_ref(), replaced.len());
         let plan =
             EpisodePlan { step: ctx.step, first_group: own.start, groups: own.len(), replaced, ..self.training_plan() };
+        let mut engine = self.engine_of(ctx.model, ctx.step)?;
         let environments = self.prefetcher.environments();
         let AgenticPpoConfig { tags, num_groups_partition, .. } = &self.config;
         let worlds = Worlds::new(environments, "algo.tags", tags, num_groups_partition)?;
-        let model = language(ctx.model, NAME)?;
-        let own_episodes = play_in_parts(&self.config, &plan, model, environments, ctx.noise, ctx.progress)?;
+        let mut writer = Writer { model: language(ctx.model, NAME)?, engine: engine.as_mut().map(|engine| engine as _) };
+        let own_episodes = play_in_parts(&self.config, &plan, &mut writer, environments, ctx.noise, ctx.progress)?;
         plan.count_refilled(&worlds, &mut self.learned.refilled);
         gathered(ranks.as_ref(), own_episodes)
+    }
+
+    /// The engine with the adapter of the present policy, which has `version` updates; `None` if the model itself
+    /// writes the answers.
+    fn engine_of(&mut self, model: &mut dyn Model, version: u64) -> Result<Option<Engine>> {
+        if let Some(engine) = &mut self.engine {
+            engine.load(model, version, self.ranks.as_ref())?;
+        }
+        Ok(self.engine.clone())
     }
 
     /// The next step's rollout for a checkpoint, with the episodes of all ranks. With several ranks, waits for the
@@ -466,6 +521,7 @@ roll_core::register! {
             let configured = tool.directory.take();
             tool.directory = Some(configured.map_or_else(|| context.base_dir.clone(), |d| context.resolve(d)));
         }
+        config.rollout.adapters = config.rollout.adapters.map(|directory| context.resolve(directory));
         Ok(AgenticPpo::new(config)?.on(context.ranks.clone()))
     },
     plan: passes,

@@ -30,9 +30,9 @@ pub struct TextSample {
     pub raw_log_probs: Vec<f32>,
 }
 
-/// The samples of `episodes`: one per episode or, if `stepwise`, one per turn. The sample of a turn ends with the
-/// answer of that turn, and only the answer is trained on. Nothing is trained on of a sample with an answer that was cut
-/// off, if `truncated` says so.
+/// The samples of `episodes`: one per text or, if `stepwise`, one per turn. An episode is one text unless its program
+/// began another. The sample of a turn ends with the answer of that turn, and only the answer is trained on. Nothing is
+/// trained on of a sample with an answer that was cut off, if `truncated` says so.
 pub fn text_samples(episodes: &[Episode], stepwise: bool, truncated: TruncatedAnswers) -> Vec<TextSample> {
     let masks = |steps: &[Step]| truncated == TruncatedAnswers::Mask && steps.iter().any(|step| step.truncated);
     let mut samples = Vec::new();
@@ -52,7 +52,11 @@ pub fn text_samples(episodes: &[Episode], stepwise: bool, truncated: TruncatedAn
                 turns.map(|(turn, steps)| sample(turn, steps[0].begins, steps[0].tokens.clone(), masks(steps))),
             );
         } else {
-            samples.push(sample(0, 0, 0..episode.tokens.len(), masks(&episode.steps)));
+            let texts = episode.steps.chunk_by(|one, next| one.begins == next.begins);
+            samples.extend(texts.map(|turns| {
+                let (begins, end) = (turns[0].begins, turns[turns.len() - 1].tokens.end);
+                sample(0, begins, begins..end, masks(turns))
+            }));
         }
     }
     samples

@@ -4,6 +4,7 @@ use roll_core::keys::check_ranges;
 use roll_core::{Error, Result, ResultExt, Sampling};
 use roll_step::update::OnNonfinite;
 
+use super::engine::config::RolloutConfig;
 use super::kl::KlEstimate;
 use super::loss::LossConfig;
 use super::rewards::{Grouping, NormalizationMethod, RewardNormalization, StatisticScope};
@@ -112,6 +113,8 @@ pub struct AgenticPpoConfig {
     /// Which log-probabilities of generation `train_infer_correction` compares with those of training, which are at
     /// temperature 1 over all tokens.
     pub infer_log_probs: InferLogProbs,
+    /// What writes the answers: the model itself, or another engine that serves it.
+    pub rollout: RolloutConfig,
     /// Nucleus mass of the answers.
     pub top_p: f64,
     /// Number of likeliest tokens that answers are drawn from; 0: all tokens.
@@ -258,6 +261,7 @@ impl Default for AgenticPpoConfig {
             sequence_length: 2048,
             temperature: 1.0,
             infer_log_probs: InferLogProbs::Drawn,
+            rollout: RolloutConfig::default(),
             top_p: 1.0,
             top_k: 0,
             stop: Vec::new(),
@@ -345,6 +349,14 @@ impl AgenticPpoConfig {
                            leaves 0: nothing would be learned. Expected at least 2, or \
                            `algo.reward_normalization.grouping: batch`";
             return Err(Error::config("algo.group_size", problem));
+        }
+        self.rollout.check()?;
+        let changes_distribution = self.temperature != 1.0 || self.top_p < 1.0 || self.top_k > 0;
+        let reads_drawn = self.loss.train_infer_correction.is_active() && self.infer_log_probs == InferLogProbs::Drawn;
+        if self.rollout.is_external() && changes_distribution && reads_drawn {
+            let problem = "an engine reports log-probabilities before temperature, `top_p` and `top_k` alone: expected \
+                           `raw`, found `drawn` with `algo.train_infer_correction` and another distribution to draw from";
+            return Err(Error::config("algo.infer_log_probs", problem));
         }
         worlds::check_shares("num_groups_partition", &self.tags, &self.num_groups_partition)?;
         worlds::check_shares("val_num_groups_partition", self.validated(), &self.val_num_groups_partition)?;

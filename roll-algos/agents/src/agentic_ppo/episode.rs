@@ -52,6 +52,8 @@ pub enum Ending {
     TokenLimit,
     /// The environment failed.
     Failed(String),
+    /// No server of the engine wrote an answer.
+    NoAnswer(String),
 }
 
 /// One episode.
@@ -87,9 +89,10 @@ impl Episode {
         self.steps.iter().map(|s| s.reward).sum()
     }
 
-    /// Whether the episode can be trained on: the environment did not fail, and the agent wrote something.
+    /// Whether the episode can be trained on: neither the environment nor an engine failed, and the agent wrote
+    /// something.
     pub fn is_usable(&self) -> bool {
-        !matches!(self.ending, Ending::Failed(_)) && !self.steps.is_empty()
+        !matches!(self.ending, Ending::Failed(_) | Ending::NoAnswer(_)) && !self.steps.is_empty()
     }
 
     /// The texts that the model read and wrote, with special tokens, as a list of `{"read": ...}` and `{"wrote": ...}`.

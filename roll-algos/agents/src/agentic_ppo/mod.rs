@@ -12,6 +12,7 @@ mod batch;
 pub mod config;
 pub mod correction;
 pub mod critic;
+pub mod engine;
 pub mod episode;
 pub mod grid;
 pub mod kl;
@@ -34,6 +35,8 @@ mod updates;
 
 pub use aggregate::{Aggregation, Totals};
 pub use algorithm::AgenticPpo;
+#[cfg(test)]
+pub(crate) use batch::text_samples;
 pub use config::AgenticPpoConfig;
 pub use grid::{Grid, Mask};
 pub use loss::{LossConfig, LossInputs, PgVariant, PolicyLoss, RatioType, policy_loss};

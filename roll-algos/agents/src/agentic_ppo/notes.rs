@@ -4,6 +4,7 @@ use roll_core::{ConfiguredOptions, IdleKeys, Kind, OptionNotes, Result, When};
 
 use super::NAME;
 use super::correction::CorrectionConfig;
+use super::engine::config::needs_lora;
 use crate::notes::{DATA, VIDEOS, refuse_clips};
 
 roll_core::inventory::submit! {
@@ -59,6 +60,22 @@ const IDLE: &[IdleKeys] = &[
         keys: &["algo.length_penalty_tokens"],
         when: When::Is("algo.length_penalty", &["0"]),
         because: "`algo.length_penalty: 0` punishes nothing",
+    },
+    IdleKeys {
+        keys: &[
+            "algo.rollout.urls",
+            "algo.rollout.adapters",
+            "algo.rollout.token_env",
+            "algo.rollout.timeout",
+            "algo.rollout.retries",
+        ],
+        when: When::Is("algo.rollout.name", &["model"]),
+        because: "`algo.rollout.name: model` asks no server",
+    },
+    IdleKeys {
+        keys: &["algo.history_length", "algo.tools"],
+        when: When::Is("env.name", &["agent"]),
+        because: "the program of `env.name: agent` writes the prompts and runs the tools itself",
     },
     IdleKeys {
         keys: &["algo.max_tool_calls"],
@@ -127,13 +144,19 @@ const IDLE: &[IdleKeys] = &[
     },
 ];
 
-/// Notes that depend on several options, or on more than their values. Fails if the configuration has clips.
+/// Notes that depend on several options, or on more than their values. Fails if the configuration has clips, or an
+/// engine for a model whose weights are trained.
 fn notes(config: &ConfiguredOptions<'_>) -> Result<Vec<String>> {
     let episodes = "an agent learns from the episodes that it plays in `env`";
     let validation = "an agent is validated on episodes, `algo.val_batch_size` of them";
     refuse_clips(config, [episodes, validation])?;
     let number = |key: &str| config.value(key).and_then(|value| value.as_u64());
     let is = |key: &str, value: &str| config.value(key).and_then(|found| found.as_str()) == Some(value);
+    // A check of the configuration alone opens no model that could tell.
+    let has_engine = config.value("algo.rollout.name").is_some_and(|name| name != "model");
+    if has_engine && number("model.lora_rank") == Some(0) {
+        return Err(needs_lora());
+    }
     let mut notes: Vec<String> = note_on_reference(config).into_iter().collect();
     let correction =
         config.value("algo.train_infer_correction").cloned().map(serde_json::from_value::<CorrectionConfig>);
@@ -256,6 +279,7 @@ mod tests {
             (json!({"algo.refill_rounds": 2}), "`algo.group_filter: varied`"),
             (json!({"algo.length_penalty_tokens": 4}), "punishes nothing"),
             (json!({"algo.val_batch_size": 0, "algo.val_group_size": 8}), "turns validation off"),
+            (json!({"algo.rollout.urls": ["http://a"], "algo.rollout.timeout": 5.0}), "asks no server"),
             (json!({"model.rows_at_once": 300}), "`algo.infer_batch_size: 256`"),
             (json!({"data.fps": 8.0, "sample_steps": 0}), "`data.fps: 8.0` has no effect"),
             (json!({"sample_steps": 5}), "`sample_steps: 5` has no effect"),
@@ -264,6 +288,17 @@ mod tests {
             assert_eq!(notes.len(), 1, "{notes:?}");
             assert!(notes[0].contains(word), "{notes:?}");
         }
+    }
+
+    #[test]
+    fn an_engine_without_a_lora_is_refused() {
+        let refused = |rank: u64| {
+            let config = json!({"algo": {"rollout": {"name": "sglang"}}, "model": {"lora_rank": rank}});
+            let config = config.as_object().unwrap().clone();
+            OptionNotes::of(Kind::Algorithm, NAME, &ConfiguredOptions::new(&config, &Options::new()))
+        };
+        assert!(refused(0).unwrap_err().to_string().contains("model.lora_rank"));
+        assert!(refused(8).is_ok());
     }
 
     #[test]

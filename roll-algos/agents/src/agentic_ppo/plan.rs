@@ -46,7 +46,8 @@ pub(super) fn passes(options: &Options) -> Result<Passes> {
         reference: config.needs_reference(),
         ..TextPass::default()
     };
-    let mut texts = vec![rollout, update];
+    // An engine writes the answers in memory of its own, which this program does not know.
+    let mut texts = if config.rollout.is_external() { vec![update] } else { vec![rollout, update] };
     if config.adv_estimator == Estimator::Gae {
         let tokens = answers.saturating_mul(config.max_tokens_per_step).min(length);
         // Per token, the critic stores two vectors: the hidden state, and the mean of the hidden states before it.
@@ -111,6 +112,13 @@ mod tests {
         assert_eq!(planned(options.clone()).unwrap()[2].tokens, Some(60));
         options["max_actions_per_traj"] = json!(1000);
         assert_eq!(planned(options).unwrap()[2].tokens, Some(2048));
+    }
+
+    #[test]
+    fn an_engine_writes_in_memory_of_its_own() {
+        let rollout = json!({"name": "vllm", "urls": ["http://127.0.0.1:8000"], "adapters": "adapters"});
+        let passes = planned(json!({ "rollout": rollout })).unwrap();
+        assert_eq!(passes.iter().map(|pass| pass.phase.as_str()).collect::<Vec<_>>(), ["update"]);
     }
 
     #[test]

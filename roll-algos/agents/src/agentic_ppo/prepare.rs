@@ -103,6 +103,20 @@ pub(super) fn prepare(
     Ok(Prepared { samples, whole, advantages, returns, estimates, old_log_probs, ref_log_probs, scores })
 }
 
+/// The mean difference between the log-probabilities of the agent's tokens that generation reported, at temperature 1,
+/// and those of the present policy.
+pub(super) fn engine_difference(
+    config: &AgenticPpoConfig,
+    ctx: &mut StepContext<'_>,
+    prepared: &Prepared,
+) -> Result<f64> {
+    let Prepared { samples, whole, .. } = prepared;
+    let present = log_probs(config, ctx, samples, whole.response.columns() + 1, Adapter::On)?;
+    let differences = present.zip(&whole.raw_log_probs, |present, reported| (present - reported).abs());
+    let values = values_in(&differences, &whole.response);
+    Ok(values.iter().sum::<f64>() / values.len().max(1) as f64)
+}
+
 /// The rewards of tokens before a KL is subtracted: the normalised reward of each sample, at its last token.
 fn rewards_of_tokens(
     config: &AgenticPpoConfig,
@@ -112,15 +126,15 @@ fn rewards_of_tokens(
     metrics: &mut BTreeMap<String, f64>,
 ) -> Grid {
     let normalization = &config.reward_normalization;
-    let group_key = |sample: &TextSample| {
-        let episode = &episodes[sample.episode];
+    let key_of = |episode| {
+        let Episode { group, tag, .. }: &Episode = episode;
         match normalization.grouping {
-            Grouping::TrajGroupId => (episode.group, ""),
-            Grouping::Tags => (0, episode.tag.as_str()),
+            Grouping::TrajGroupId => (*group, ""),
+            Grouping::Tags => (0, tag.as_str()),
             Grouping::Batch => (0, ""),
         }
     };
-    let keys: Vec<(usize, &str)> = samples.iter().map(group_key).collect();
+    let keys: Vec<(usize, &str)> = samples.iter().map(|sample| key_of(&episodes[sample.episode])).collect();
     let resolved = normalization.resolved();
     let episode_scores: Vec<f64> = samples.iter().map(|s| episodes[s.episode].score()).collect();
     let mut sample_rewards = if config.adv_estimator.is_stepwise() {
@@ -143,7 +157,11 @@ fn rewards_of_tokens(
             _ => rewards::normalize_grouped(&returns, &keys, resolved),
         }
     } else {
-        rewards::normalize_grouped(&episode_scores, &keys, resolved)
+        // Each episode counts once, however many texts it has.
+        let scores: Vec<f64> = episodes.iter().map(Episode::score).collect();
+        let keys: Vec<(usize, &str)> = episodes.iter().map(key_of).collect();
+        let normalized = rewards::normalize_grouped(&scores, &keys, resolved);
+        samples.iter().map(|sample| normalized[sample.episode]).collect()
     };
     if let Some(bound) = config.reward_clip {
         metrics.insert("critic/reward_clip_frac".into(), rewards::clip(&mut sample_rewards, bound));

@@ -11,6 +11,7 @@ use super::statistics::pass_at;
 pub(super) fn skipped(episode: &Episode) -> (String, String) {
     let reason = match &episode.ending {
         Ending::Failed(reason) => format!("the environment failed: {reason}"),
+        Ending::NoAnswer(reason) => reason.clone(),
         _ => "the first prompt fills `sequence_length` or the model's context".into(),
     };
     (format!("episode of seed {}", episode.seed), reason)

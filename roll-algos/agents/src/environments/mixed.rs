@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 
 use roll_core::{
-    BuildContext, Environment, Error, Observation, Options, Registry, Result, ResultExt, Split, Transition,
+    BuildContext, ChatRequest, Environment, Error, Observation, Options, Registry, Result, ResultExt, Split, Transition,
 };
 
 const NAME: &str = "mixed";
@@ -84,6 +84,10 @@ impl Environment for Mixed {
 
     fn action(&self) -> String {
         self.worlds[self.current].action()
+    }
+
+    fn chat(&self) -> Option<ChatRequest> {
+        self.worlds[self.current].chat()
     }
 }
 

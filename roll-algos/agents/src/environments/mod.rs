@@ -1,10 +1,12 @@
 //! Environments for agents: FrozenLake and Sokoban with the text protocol of the reference implementation, questions
-//! with known answers, any other environment as a separate process or a service, and mixtures of environments.
+//! with known answers, any other environment as a separate process or a service, any agent's program as it is, and
+//! mixtures of environments.
 //!
 //! The agent reads an observation and answers with one action per turn, such as `<answer>Right</answer>`. The built-in
 //! worlds are determined by their seed.
 
 pub mod action;
+pub mod agent;
 pub mod frozen_lake;
 pub mod http;
 pub mod mixed;
@@ -14,6 +16,7 @@ pub mod questions;
 pub mod sokoban;
 
 pub use action::ActionPattern;
+pub use agent::Agent;
 pub use frozen_lake::FrozenLake;
 pub use http::Http;
 pub use mixed::Mixed;

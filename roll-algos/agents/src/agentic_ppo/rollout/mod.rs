@@ -15,8 +15,8 @@ use std::collections::BTreeMap;
 
 use rand::RngCore;
 use roll_core::{
-    Environment, Error, Generation, LanguageModel, Message, Noise, Progress, Purpose, Result, ResultExt, Split,
-    threads::in_parallel,
+    ChatRequest, Environment, Error, Generation, LanguageModel, Message, Noise, Progress, Purpose, Result, ResultExt,
+    RolloutEngine, Split, threads::in_parallel,
 };
 use roll_external::json;
 
@@ -106,6 +106,10 @@ struct RunningEpisode<'a> {
     turn_start: Option<usize>,
     /// Results of tools that the agent has not read yet.
     results: Vec<String>,
+    /// Whether a program writes the prompts, which then also runs the agent's tools.
+    is_chat: bool,
+    /// Most tokens of the next answer, if the program limits it.
+    answer_limit: usize,
     /// Number of the group, over all ranks and rounds of the step.
     group: usize,
     /// Number of the group among all groups of its world, over all steps.
@@ -142,18 +146,35 @@ struct Rules<'a> {
     punishes: bool,
 }
 
+/// Who writes the agent's answers.
+pub struct Writer<'a> {
+    /// The model: its tokenizer and chat template, and the answers if there is no engine.
+    pub model: &'a mut dyn LanguageModel,
+    /// The engine that writes the answers instead of the model.
+    pub engine: Option<&'a mut dyn RolloutEngine>,
+}
+
+impl<'a> Writer<'a> {
+    /// The model itself.
+    pub fn of_model(model: &'a mut dyn LanguageModel) -> Self {
+        Self { model, engine: None }
+    }
+}
+
 /// Plays the episodes of `plan` and returns them in the order of their groups. There must be an environment for each
-/// episode. An environment that fails ends its episode, not the rollout.
+/// episode. An environment that fails ends its episode, not the rollout, and so does a prompt that an engine does not
+/// continue.
 pub fn play(
     config: &AgenticPpoConfig,
     plan: EpisodePlan,
-    model: &mut dyn LanguageModel,
+    writer: &mut Writer<'_>,
     environments: &mut [Box<dyn Environment>],
     noise: &Noise,
     progress: &dyn Progress,
 ) -> Result<Vec<Episode>> {
     let template = TurnTemplate::parse(&config.agent_template)?;
     let tools = Tools::new(&config.tools)?;
+    let model = &*writer.model;
     let ends = end_texts(model)?;
     let joins_system = refuses_system(model, &config.agent_system_template);
     let token_budget = config.sequence_length.min(model.context_length());
@@ -183,7 +204,7 @@ pub fn play(
             episode.fail(&e);
         }
     });
-    let played = play_rounds(&rules, &plan, model, &mut episodes, noise, progress);
+    let played = play_rounds(&rules, &plan, writer, &mut episodes, noise, progress);
     // Environments must learn that their episodes are over, also after an error.
     in_parallel(&mut episodes, at_once, RunningEpisode::leave);
     played?;
@@ -194,7 +215,7 @@ pub fn play(
 pub fn play_in_parts(
     config: &AgenticPpoConfig,
     plan: &EpisodePlan,
-    model: &mut dyn LanguageModel,
+    writer: &mut Writer<'_>,
     environments: &mut [Box<dyn Environment>],
     noise: &Noise,
     progress: &dyn Progress,
@@ -207,7 +228,7 @@ pub fn play_in_parts(
             groups: at_once.min(plan.groups - played),
             ..plan.clone()
         };
-        episodes.extend(play(config, part, model, environments, noise, progress)?);
+        episodes.extend(play(config, part, writer, environments, noise, progress)?);
     }
     Ok(episodes)
 }
@@ -216,7 +237,7 @@ pub fn play_in_parts(
 fn play_rounds(
     rules: &Rules<'_>,
     plan: &EpisodePlan,
-    model: &mut dyn LanguageModel,
+    writer: &mut Writer<'_>,
     episodes: &mut [RunningEpisode<'_>],
     noise: &Noise,
     progress: &dyn Progress,
@@ -234,18 +255,25 @@ fn play_rounds(
             return Err(Error::Interrupted);
         }
         for episode in episodes.iter_mut().filter(|episode| episode.ended.is_none()) {
-            episode.ask(model, rules)?;
+            episode.ask(writer.model, rules)?;
             if episode.conversation.prompt().len() >= token_budget {
                 episode.end(Ending::TokenLimit);
             }
         }
-        let answers = generate_answers(config, plan, round, token_budget, model, episodes, noise)?;
+        let answers = generate_answers(config, plan, round, token_budget, writer, episodes, noise)?;
         let mut acting = Vec::new();
         for (i, episode) in episodes.iter_mut().enumerate() {
-            if let Some(generation) = answers.get(&i)
-                && let Some(answer) = episode.answer(model, generation, rules)?
-            {
-                acting.push((episode, answer));
+            match answers.get(&i) {
+                Some(Ok(generation)) => {
+                    if let Some(answer) = episode.answer(writer.model, generation, rules)? {
+                        acting.push((episode, answer));
+                    }
+                }
+                Some(Err(error)) => {
+                    let problem = roll_core::one_line(error);
+                    episode.ended = Some(Ended { ending: Ending::NoAnswer(problem), solved: false });
+                }
+                None => {}
             }
         }
         in_parallel(&mut acting, config.max_env_step_concurrent, |(episode, answer)| {
@@ -333,29 +361,35 @@ struct Answer {
     is_truncated: bool,
 }
 
-/// Generates an answer for every episode that has not ended, and returns the answers by the position of the episode.
-/// Prompt and answer have at most `token_budget` tokens together.
+/// Generates an answer for every episode that has not ended, and returns the answers by the position of the episode. An
+/// error is that of an episode alone. Prompt and answer have at most `token_budget` tokens together.
 fn generate_answers(
     config: &AgenticPpoConfig,
     plan: &EpisodePlan,
     round: usize,
     token_budget: usize,
-    model: &mut dyn LanguageModel,
+    writer: &mut Writer<'_>,
     episodes: &[RunningEpisode<'_>],
     noise: &Noise,
-) -> Result<BTreeMap<usize, Generation>> {
+) -> Result<BTreeMap<usize, Result<Generation>>> {
     let continuing: Vec<usize> = (0..episodes.len()).filter(|i| episodes[*i].ended.is_none()).collect();
     let purpose = if plan.held_out { Purpose::Evaluation } else { Purpose::Tokens };
     let seed = noise.generator(purpose, plan.step, round as u64).next_u64();
     let number = |i: usize| (plan.group(i / plan.group_size) * plan.group_size + i % plan.group_size) as u64;
     let mut answers = BTreeMap::new();
-    for positions in continuing.chunks(config.infer_batch_size) {
+    // An engine makes batches itself.
+    let at_once = if writer.engine.is_some() { usize::MAX } else { config.infer_batch_size };
+    for positions in continuing.chunks(at_once) {
         let prompts: Vec<Vec<u32>> = positions.iter().map(|i| episodes[*i].conversation.prompt().to_vec()).collect();
         let numbers = positions.iter().map(|i| number(*i)).collect();
-        let limits = prompts.iter().map(|prompt| token_budget - prompt.len()).collect();
+        let limit = |(i, prompt): (&usize, &Vec<u32>)| episodes[*i].answer_limit.min(token_budget - prompt.len());
+        let limits = positions.iter().zip(&prompts).map(limit).collect();
         let sampling = config.sampling(plan.temperature, limits, seed, numbers);
-        let generations = model.generate(&prompts, &sampling)?;
-        let has_raw = generations.iter().all(|g| g.raw_log_probs.len() == g.tokens.len());
+        let generations = match &mut writer.engine {
+            Some(engine) => engine.answers(&prompts, &sampling)?,
+            None => writer.model.answers(&prompts, &sampling)?,
+        };
+        let has_raw = generations.iter().flatten().all(|g| g.raw_log_probs.len() == g.tokens.len());
         let needs_raw = config.infer_log_probs == InferLogProbs::Raw || config.is_asynchronous();
         if needs_raw && !has_raw {
             let problem = "the model does not tell the log-probabilities of its tokens before temperature: leave \
@@ -378,6 +412,8 @@ impl<'a> RunningEpisode<'a> {
             calls: Vec::new(),
             turn_start: None,
             results: Vec::new(),
+            is_chat: false,
+            answer_limit: usize::MAX,
             group,
             number,
             seed,
@@ -404,12 +440,21 @@ impl<'a> RunningEpisode<'a> {
     }
 
     /// Extends the conversation by what the agent reads next: results of its tools if there are any, otherwise the
-    /// message of a new turn. With `history_length`, a new turn begins a prompt of its own.
+    /// message of a new turn. With `history_length`, a new turn begins a prompt of its own. A program that writes the
+    /// prompts itself extends the text, or begins another one.
     fn ask(&mut self, model: &dyn LanguageModel, rules: Rules<'_>) -> Result<()> {
         let Rules { config, template, tools, ends, joins_system, .. } = rules;
         if !self.results.is_empty() {
             let messages = self.results.drain(..).enumerate().map(|(i, result)| tools::result(i, result)).collect();
             return self.conversation.ask(model, tools, messages);
+        }
+        if let Some(ChatRequest { mut messages, known, tools, max_tokens }) = self.environment.chat() {
+            self.is_chat = true;
+            self.answer_limit = max_tokens.unwrap_or(usize::MAX).max(1);
+            if known == 0 {
+                self.conversation.restart();
+            }
+            return self.conversation.ask(model, &Tools::described(tools), messages.split_off(known));
         }
         let (turn, has_own_prompt) = (self.steps.len(), config.history_length.is_some());
         if has_own_prompt {
@@ -456,11 +501,12 @@ impl<'a> RunningEpisode<'a> {
             return Ok(None);
         }
         let start = self.conversation.len();
-        let limit = rules.token_budget.saturating_sub(self.conversation.prompt().len());
+        let room = rules.token_budget.saturating_sub(self.conversation.prompt().len());
+        let limit = room.min(rules.config.max_tokens_per_step).min(self.answer_limit);
         let text = self.conversation.answer(model, generation)?;
         let ended_itself = generation.tokens.last().is_some_and(|last| model.end_tokens().contains(last))
             || rules.config.stop.iter().any(|stop| text.contains(stop.as_str()));
-        let is_truncated = generation.tokens.len() >= limit.min(rules.config.max_tokens_per_step) && !ended_itself;
+        let is_truncated = generation.tokens.len() >= limit && !ended_itself;
         Ok(Some(Answer { text, tokens: start..self.conversation.len(), is_truncated }))
     }
 
@@ -471,7 +517,7 @@ impl<'a> RunningEpisode<'a> {
         let text = without_end(response, ends);
         let turn_start = *self.turn_start.get_or_insert(tokens.start);
         let calls_left = config.max_tool_calls.saturating_sub(self.calls.len());
-        if !tools.is_empty() && calls_left > 0 {
+        if !tools.is_empty() && !self.is_chat && calls_left > 0 {
             let calls = tools.answer(tools::parse_calls(text), calls_left);
             if !calls.is_empty() {
                 self.results = calls.iter().map(|call| json::compact(&call.output)).collect();

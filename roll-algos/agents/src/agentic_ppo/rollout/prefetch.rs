@@ -8,8 +8,9 @@ use std::time::Duration;
 use roll_core::{Environment, Error, LanguageModel, Noise, Progress, Result, threads};
 use serde::{Deserialize, Serialize};
 
-use super::{EpisodePlan, play};
+use super::{EpisodePlan, Writer, play};
 use crate::agentic_ppo::config::AgenticPpoConfig;
+use crate::agentic_ppo::engine::Engine;
 use crate::agentic_ppo::episode::Episode;
 
 /// Interval at which a wait checks whether the rollout is done.
@@ -87,13 +88,14 @@ impl Prefetcher {
         Self(Mutex::new(PrefetchState { environments, ..PrefetchState::default() }))
     }
 
-    /// Begins to play `plan` with `policy` on a thread of its own. If the policy's `parameters` are given, a checkpoint
-    /// saves them instead of waiting for the end of the rollout.
+    /// Begins to play `plan` with `policy` on a thread of its own; an `engine` writes the answers if there is one. If the
+    /// policy's `parameters` are given, a checkpoint saves them instead of waiting for the end of the rollout.
     pub fn begin(
         &mut self,
         config: &AgenticPpoConfig,
         plan: EpisodePlan,
         mut policy: Box<dyn LanguageModel + Send>,
+        mut engine: Option<Engine>,
         parameters: Option<Arc<Vec<f32>>>,
         noise: &Noise,
     ) -> Result<()> {
@@ -103,7 +105,9 @@ impl Prefetcher {
         let progress = Stoppable(Arc::clone(&stop));
         let step = plan.step;
         let work = move || {
-            let episodes = play(&config, plan, policy.as_mut(), &mut environments, &noise, &progress);
+            let engine = engine.as_mut().map(|engine| engine as _);
+            let mut writer = Writer { model: policy.as_mut(), engine };
+            let episodes = play(&config, plan, &mut writer, &mut environments, &noise, &progress);
             (environments, episodes.map(|episodes| PrefetchedRollout { step, episodes }))
         };
         let thread = threads::spawn("a rollout", work).map_err(Error::failed("the next rollout cannot be played"))?;

@@ -78,7 +78,7 @@ fn rollout(
     worlds: &mut [Box<dyn Environment>],
     model: &mut Bigram,
 ) -> Result<Vec<Episode>> {
-    play(config, plan, model, worlds, &Noise::new(3), &Silent)
+    play(config, plan, &mut Writer::of_model(model), worlds, &Noise::new(3), &Silent)
 }
 
 fn worlds(last: usize) -> Vec<Box<dyn Environment>> {

@@ -121,9 +121,14 @@ impl Tools {
         Ok(tools)
     }
 
+    /// Tools that somebody else runs, by their descriptions.
+    pub fn described(descriptions: Vec<Value>) -> Self {
+        Self { descriptions, ..Self::default() }
+    }
+
     /// Whether there is no tool.
     pub fn is_empty(&self) -> bool {
-        self.tools.is_empty()
+        self.descriptions.is_empty()
     }
 
     /// Makes the calls of an answer ([`parse_calls`]), at most `limit` of them. Every call has a result, which is an

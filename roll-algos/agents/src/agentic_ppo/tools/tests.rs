@@ -276,7 +276,7 @@ impl Environment for Counts {
 fn an_episode_without_tokens_for_an_answer_is_judged_with_its_calls() {
     use crate::agentic_ppo::AgenticPpoConfig;
     use crate::agentic_ppo::episode::Ending;
-    use crate::agentic_ppo::rollout::{EpisodePlan, play};
+    use crate::agentic_ppo::rollout::{EpisodePlan, Writer, play};
 
     let config = AgenticPpoConfig {
         tools: vec![options("one", "echo '{\"n\": 1}'")],
@@ -291,7 +291,8 @@ fn an_episode_without_tokens_for_an_answer_is_judged_with_its_calls() {
     let mut worlds: Vec<Box<dyn Environment>> = vec![Box::new(Counts(Vec::new()))];
     let plan = EpisodePlan { groups: 1, all_groups: 1, group_size: 1, temperature: 1.0, ..EpisodePlan::default() };
     let noise = roll_core::Noise::new(3);
-    let episode = play(&config, plan, &mut model, &mut worlds, &noise, &roll_core::Silent).unwrap().remove(0);
+    let mut writer = Writer::of_model(&mut model);
+    let episode = play(&config, plan, &mut writer, &mut worlds, &noise, &roll_core::Silent).unwrap().remove(0);
     assert!(episode.is_usable() && episode.ending == Ending::TokenLimit && !episode.solved, "{:?}", episode.ending);
     assert_eq!((episode.steps.len(), episode.score(), episode.steps[0].calls.len()), (1, 0.0, model.given));
     // All that the agent wrote is trained on, and it ends with that.
@@ -306,7 +307,7 @@ fn an_episode_without_tokens_for_an_answer_is_judged_with_its_calls() {
 fn tools_answer_within_a_turn_and_calls_are_in_the_record() {
     use crate::agentic_ppo::AgenticPpoConfig;
     use crate::agentic_ppo::episode::Ending;
-    use crate::agentic_ppo::rollout::{EpisodePlan, play};
+    use crate::agentic_ppo::rollout::{EpisodePlan, Writer, play};
 
     let call = |name: &str| format!("<tool_call>{{\"name\": \"{name}\"}}</tool_call>");
     let answers = vec![call("one"), call("none"), "left".into(), call("one"), call("one"), call("one")];
@@ -323,7 +324,8 @@ fn tools_answer_within_a_turn_and_calls_are_in_the_record() {
     let mut worlds: Vec<Box<dyn Environment>> = vec![Box::new(Counts(Vec::new()))];
     let plan = EpisodePlan { groups: 1, all_groups: 1, group_size: 1, temperature: 1.0, ..EpisodePlan::default() };
     let noise = roll_core::Noise::new(3);
-    let played = play(&config, plan, &mut model, &mut worlds, &noise, &roll_core::Silent).unwrap();
+    let mut writer = Writer::of_model(&mut model);
+    let played = play(&config, plan, &mut writer, &mut worlds, &noise, &roll_core::Silent).unwrap();
     let episode = &played[0];
     assert_eq!((episode.steps.len(), &episode.ending), (2, &Ending::Terminated));
     // Three answers of the first turn, three of the second: its last call comes too late and is for the environment.
