@@ -1,7 +1,7 @@
 //! Direct preference optimization: trains a language model on pairs of answers, of which one is preferred.
 //!
-//! A step evaluates both answers of each pair under the policy, and once per pair under the reference, and pulls the [`loss`]
-//! back.
+//! A step evaluates both answers of each pair under the policy, and once per pair under the reference, and pulls the
+//! [`loss`] back.
 
 mod algorithm;
 mod config;
