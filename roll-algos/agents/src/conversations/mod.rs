@@ -1,6 +1,6 @@
 //! Conversations: read from a file, rendered by the model's chat template, and tokenized with a mark on the tokens that
-//! are trained on. What algorithms on conversations share: their padded [`batch`]es, the [`order`] in which steps take
-//! them, and [`answers`] to held-out ones.
+//! are trained on. What algorithms on conversations share: their padded batches (`batch`), the order in which steps take
+//! them (`order`), and answers to held-out ones (`answers`).
 
 pub(crate) mod answers;
 pub(crate) mod batch;

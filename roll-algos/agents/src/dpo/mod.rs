@@ -1,6 +1,6 @@
 //! Direct preference optimization: trains a language model on pairs of answers, of which one is preferred.
 //!
-//! A step evaluates both answers of each pair under the policy, and once per pair under the [`reference`], and pulls the
+//! A step evaluates both answers of each pair under the policy, and once per pair under the reference, and pulls the
 //! [`loss`] back.
 
 mod algorithm;
