@@ -453,7 +453,8 @@ impl AgenticPpo {
         let environments = self.prefetcher.environments();
         let AgenticPpoConfig { tags, num_groups_partition, .. } = &self.config;
         let worlds = Worlds::new(environments, "algo.tags", tags, num_groups_partition)?;
-        let mut writer = Writer { model: language(ctx.model, NAME)?, engine: engine.as_mut().map(|engine| engine as _) };
+        let mut writer =
+            Writer { model: language(ctx.model, NAME)?, engine: engine.as_mut().map(|engine| engine as _) };
         let own_episodes = play_in_parts(&self.config, &plan, &mut writer, environments, ctx.noise, ctx.progress)?;
         plan.count_refilled(&worlds, &mut self.learned.refilled);
         gathered(ranks.as_ref(), own_episodes)

@@ -74,7 +74,7 @@ fn an_engine_writes_what_the_model_would_write() {
             let drawn = drawn.unwrap();
             let whole: Vec<i64> = prompt.iter().chain(&drawn.tokens).map(|id| i64::from(*id)).collect();
             let (tokens, mask) = (Tensor::new(whole.clone(), [1, whole.len()]), Tensor::full([1, whole.len()], 1.0));
-            let (stats, _) = model.evaluate(&tokens.unwrap(), &mask, Adapter::On, Grad::Skip).unwrap();
+            let (stats, _) = model.evaluate(&tokens.unwrap(), &mask, &mask, Adapter::On, Grad::Skip).unwrap();
             let trained = &stats.log_probs.f32s().unwrap()[prompt.len() - 1..];
             assert_eq!(trained.len(), drawn.raw_log_probs.len());
             assert!(trained.iter().zip(&drawn.raw_log_probs).all(|(a, b)| (a - b).abs() < 1e-5));

@@ -11,7 +11,7 @@ use serde_json::Value;
 
 use super::*;
 use crate::agentic_ppo::AgenticPpoConfig;
-use crate::agentic_ppo::config::Estimator;
+use crate::agentic_ppo::config::{Estimator, TruncatedAnswers};
 use crate::agentic_ppo::episode::{Ending, Episode};
 use crate::agentic_ppo::rollout::{EpisodePlan, Writer, play};
 
@@ -137,7 +137,7 @@ fn played(part: &str, config: &AgenticPpoConfig, answers: &[&str]) -> Episode {
         all_groups: 1,
         group_size: 1,
         temperature: 1.0,
-        held_out: false,
+        ..EpisodePlan::default()
     };
     let mut environments = [agent(part, |_| ())];
     play(config, plan, &mut Writer::of_model(&mut model), &mut environments, &noise, &Silent).unwrap().remove(0)
@@ -174,7 +174,7 @@ fn a_changed_history_begins_another_text_of_the_same_episode() {
         let begins = episode.steps[1].begins;
         assert_eq!(text(&episode, 0..begins), "u:a$a:x$");
         assert_eq!(text(&episode, begins..episode.tokens.len()), "u:summary$u:b$a:y$");
-        let found = crate::agentic_ppo::text_samples(&[episode], estimator.is_stepwise());
+        let found = crate::agentic_ppo::text_samples(&[episode], estimator.is_stepwise(), TruncatedAnswers::Keep);
         assert_eq!(found.len(), samples);
         assert!(
             found.iter().all(|sample| sample.episode == 0 && sample.response.iter().filter(|own| **own).count() == 2)
