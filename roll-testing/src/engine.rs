@@ -12,7 +12,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
-use roll_core::{Model, Sampling, StateDict, Tensor};
+use roll_core::{Model, Sampling, StateDict, Tensor, threads};
 use serde_json::{Value, json};
 
 /// The interface that a stand-in follows.
@@ -88,15 +88,16 @@ impl StandIn {
         };
         let shared = Arc::new(Shared { api, stopped: AtomicBool::new(false), state: Mutex::new(state) });
         let accepting = Arc::clone(&shared);
-        std::thread::spawn(move || {
+        let accept = move || {
             for stream in listener.incoming().map_while(std::result::Result::ok) {
                 if accepting.stopped.load(Ordering::Relaxed) {
                     break;
                 }
                 let shared = Arc::clone(&accepting);
-                std::thread::spawn(move || shared.serve(stream));
+                threads::spawn("a connection", move || shared.serve(stream)).unwrap();
             }
-        });
+        };
+        threads::spawn("a stand-in", accept).unwrap();
         Self { address, shared }
     }
 
