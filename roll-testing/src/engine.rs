@@ -97,7 +97,7 @@ impl StandIn {
                 threads::spawn("a connection", move || shared.serve(stream)).unwrap();
             }
         };
-        threads::spawn("a stand-in for an engine", accept).unwrap();
+        threads::spawn("a stand-in", accept).unwrap();
         Self { address, shared }
     }
 
