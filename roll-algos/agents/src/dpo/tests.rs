@@ -68,13 +68,21 @@ fn only_answers_after_the_common_messages_count() {
         vec![["u:ab$a:c$u:d$a:ef$".to_string(), "ef$".to_string()]],
         vec![["u:ab$a:c$u:d$a:g$u:h$a:i$".to_string(), "g$i$".to_string()]],
     ];
-    assert_eq!(pair(&[data.clone()], &Bigram::new()), expected);
+    assert_eq!(pair(std::slice::from_ref(&data), &Bigram::new()), expected);
     // What the template writes after the end of a turn, and the blank of a tokenizer, do not count.
-    let model = Bigram { after_end: "\n", adds_blank: true, ..Bigram::new() };
-    let [chosen, rejected] = pair(&[data.clone()], &model);
+    let model = {
+        let mut model = Bigram::new();
+        (model.after_end, model.adds_blank) = ("\n", true);
+        model
+    };
+    let [chosen, rejected] = pair(std::slice::from_ref(&data), &model);
     assert_eq!((chosen[0][1].as_str(), rejected[0][1].as_str()), ("ef$", "g$i$"));
     // A template that rewrites earlier answers: each answer after the text that asks for it.
-    let model = Bigram { forgets: true, ..Bigram::new() };
+    let model = {
+        let mut model = Bigram::new();
+        model.forgets = true;
+        model
+    };
     let expected = [["u:ab$a:$u:d$a:g$", "g$"], ["u:ab$a:$u:d$a:$u:h$a:i$", "i$"]];
     assert_eq!(pair(&[data], &model)[1], expected.map(|sample| sample.map(String::from)));
 }
@@ -123,7 +131,11 @@ fn pairs_without_a_difference_are_left_out() {
 
 #[test]
 fn a_file_of_pairs_that_are_too_long_is_refused() {
-    let model = Bigram { context: 8, ..Bigram::new() };
+    let model = {
+        let mut model = Bigram::new();
+        model.context = 8;
+        model
+    };
     let problem = checked(&[row("long prompt", "b", "c")], &model).map(drop).unwrap_err();
     assert!(problem.contains("within 8 tokens") && problem.contains("18 tokens are more"), "{problem}");
 }
