@@ -37,6 +37,7 @@ mod configuration;
 mod demo;
 mod documentation;
 mod engine;
+mod eval;
 mod face_reward;
 mod flow_matching;
 #[cfg(unix)]

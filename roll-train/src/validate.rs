@@ -27,7 +27,6 @@ pub fn validate(
             .open_environments(&mut || registry.environment(&env.name, &env.options, context))
             .while_doing(|| format!("opening the environment `{}`", env.name))?;
     }
-    algorithm.check(model, None)?;
     let first_step = 0;
     let validation = algorithm.validate(first_step, model, &config.noise(), progress)?;
     let no_validation = || Error::config("algo", format!("`{name}` validates nothing by this configuration"));

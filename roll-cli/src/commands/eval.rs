@@ -5,7 +5,8 @@ use std::io::Write;
 use std::path::Path;
 use std::time::Instant;
 
-use roll_core::{BuildContext, Headline, Registry, Result, Validation};
+use roll_agents::environments::questions::{self, QuestionsOptions};
+use roll_core::{BuildContext, Error, Headline, HeadlineFormat, Registry, Result, Validation};
 use roll_external::files;
 use roll_train::config::{ConfigLayers, LoadedConfig};
 use roll_train::run_dir::RunDir;
@@ -21,6 +22,10 @@ use crate::progress::Spinner;
 
 /// Lowest layer of the configuration.
 const LOWEST: &str = "algo:\n  name: agentic_ppo\nmodel:\n  name: causal_lm\n";
+/// `algo.saved_trajectories` above any number of episodes, because every episode counts in the comparison.
+const EVERY_EPISODE: u64 = u32::MAX as u64;
+/// What the names of pass@k begin with.
+const PASS_AT: &str = "val/env/pass@";
 /// Name of the model without an adapter in the table and in JSON.
 const BASE: &str = "base";
 
@@ -71,8 +76,14 @@ pub fn eval(args: Eval) -> Result<()> {
     args.config.run = run;
     let configuration = Configuration::read(&args.config, &keys(&args))?;
     let registry = configuration.registry()?;
-    let loaded = configuration.over(ConfigLayers::new().text("roll eval", LOWEST)?)?.load(&registry)?;
+    let mut loaded = configuration.over(ConfigLayers::new().text("roll eval", LOWEST)?)?.load(&registry)?;
     let context = build_context(&loaded);
+    if args.questions.is_some() && args.episodes.is_none() {
+        ask_all_questions(&mut loaded, &context)?;
+    }
+    if let Some(saved_trajectories) = loaded.config.algo.options.get_mut("saved_trajectories") {
+        *saved_trajectories = EVERY_EPISODE.into();
+    }
     let mut episodes = Vec::new();
     let (headlines, base) = evaluate(&loaded, &registry, &context, &[], &mut episodes)?;
     let mut results = vec![base];
@@ -96,9 +107,6 @@ pub fn eval(args: Eval) -> Result<()> {
 /// The configuration keys that the command's own arguments set.
 fn keys(args: &Eval) -> Vec<KeyValue> {
     let text = |path: &Path| path.to_string_lossy().into_owned();
-    // Without this, only some episodes are recorded. The largest signed integer means all of them.
-    let all_episodes = (usize::MAX >> 1).to_string();
-    let mut keys = vec![KeyValue { key: "algo.saved_trajectories", value: all_episodes, origin: "roll eval" }];
     // Several samples of the likeliest tokens would be the same.
     let temperature = args.temperature.or(args.samples.filter(|samples| *samples > 1).map(|_| 1.0));
     let arguments = [
@@ -107,12 +115,21 @@ fn keys(args: &Eval) -> Vec<KeyValue> {
         ("algo.val_group_size", args.samples.map(|n| n.to_string()), "--samples"),
         ("algo.val_temperature", temperature.map(|t| t.to_string()), "--temperature"),
         ("env.name", args.questions.as_ref().map(|_| "questions".to_string()), "--questions"),
+        ("env.source", args.questions.as_ref().map(|_| "file".to_string()), "--questions"),
+        ("env.path", args.questions.as_ref().map(|_| "null".to_string()), "--questions"),
         ("env.validation_path", args.questions.as_deref().map(text), "--questions"),
     ];
-    keys.extend(
-        arguments.into_iter().filter_map(|(key, value, origin)| value.map(|value| KeyValue { key, value, origin })),
-    );
-    keys
+    arguments.into_iter().filter_map(|(key, value, origin)| Some(KeyValue { key, value: value?, origin })).collect()
+}
+
+/// Sets the number of episodes to the number of questions.
+fn ask_all_questions(loaded: &mut LoadedConfig, context: &BuildContext) -> Result<()> {
+    let Some(env) = &loaded.config.env else { return Ok(()) };
+    let options: QuestionsOptions = serde_json::from_value(Json::Object(env.options.clone()))
+        .map_err(|error| Error::config("env", error.to_string()))?;
+    let questions = questions::count_validated(options, context)?;
+    loaded.config.algo.options.insert("val_batch_size".into(), questions.into());
+    Ok(())
 }
 
 /// Validates the model with the sum of `adapters`, or without any, and adds the records of its episodes to `episodes`.
@@ -195,6 +212,11 @@ fn print(headlines: &[Headline], results: &[ModelResult], comparison: Option<&Co
         let cells: Option<Vec<String>> = results.iter().map(cell).collect();
         rows.extend(cells.map(|cells| (held_out.label.clone(), cells)));
     }
+    let pass_names = results[0].metrics.keys().filter(|name| name.starts_with(PASS_AT));
+    rows.extend(pass_names.map(|name| {
+        let cell = |result: &ModelResult| HeadlineFormat::Percent.write(result.metrics[name]);
+        (name.trim_start_matches("val/env/").to_string(), results.iter().map(cell).collect())
+    }));
     let seconds = results.iter().map(|result| format!("{:.0}", result.seconds));
     rows.push(("seconds".into(), seconds.collect()));
     let width = |column: usize| rows.iter().map(|(_, cells)| cells[column].chars().count()).max().unwrap_or_default();

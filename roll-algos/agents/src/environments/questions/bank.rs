@@ -90,7 +90,8 @@ impl Bank {
                 validation
             }
         };
-        if train.is_empty() {
+        let can_train = options.source == Source::Sums || options.path.is_some();
+        if train.is_empty() && can_train {
             return Err(Error::config("env.path", "no question is left to train on: all are validated on"));
         }
         tracing::info!("{} questions to train on, {} to validate on", train.len(), validation.len());
@@ -115,6 +116,10 @@ impl Bank {
     pub fn begin(&self, split: Split, number: u64) -> Result<&Question> {
         let questions = self.of(split).len() as u64;
         let question = self.question(split, number).ok_or_else(|| {
+            if split == Split::Train {
+                let problem = "which file of questions is trained on? `env.validation_path` is for validations alone";
+                return Error::config("env.path", problem);
+            }
             let problem = "0 holds out no question to validate on: raise it, name `env.validation_path`, or set \
                            `algo.val_batch_size: 0`";
             Error::config("env.validation_share", problem)
@@ -131,6 +136,11 @@ impl Bank {
             _ => {}
         }
         Ok(question)
+    }
+
+    /// Number of questions to validate on.
+    pub fn validated(&self) -> usize {
+        self.validation.len()
     }
 
     /// Judges an answer to the question of group `number`.

@@ -50,6 +50,11 @@ impl Questions {
     }
 }
 
+/// Number of questions that a run with these options validates on.
+pub fn count_validated(options: QuestionsOptions, context: &BuildContext) -> Result<usize> {
+    Ok(Questions::new(options, context)?.bank.validated())
+}
+
 impl Environment for Questions {
     fn enter(&mut self, split: Split, number: u64) -> Result<()> {
         (self.split, self.number) = (split, number);

@@ -25,7 +25,8 @@ pub struct QuestionsOptions {
     /// Where questions come from.
     pub source: Source,
     /// File of questions: JSON lines or a JSON list. Or a directory of such files, in which those whose names begin with
-    /// `validation`, `valid`, `dev` or `test` are validated on.
+    /// `validation`, `valid`, `dev` or `test` are validated on. `null` with `validation_path`: nothing is trained on
+    /// (`roll eval`).
     pub path: Option<PathBuf>,
     /// Key of a row's question, a text or a list of messages; dots lead into objects. `null`: `question`, `prompt` or
     /// `problem`.

@@ -37,14 +37,15 @@ pub struct Row {
     pub split_key: String,
 }
 
-/// The rows of the files that `options` name, and of validation files if there are any.
+/// The rows of the files that `options` name, and of validation files if there are any. Without `path` there are no rows
+/// to train on.
 pub fn read(options: &QuestionsOptions) -> Result<(Vec<Row>, Option<Vec<Row>>)> {
-    let Some(path) = &options.path else {
+    if options.path.is_none() && options.validation_path.is_none() {
         let problem = "which file of questions? JSON lines, a row each: {\"question\": \"...\", \"answer\": \"...\"}; \
                        `env.source: sums` makes questions without a file";
         return Err(Error::config("env.path", problem));
-    };
-    let (train_files, mut validation_files) = files_of(path)?;
+    }
+    let (train_files, mut validation_files) = options.path.as_deref().map(files_of).transpose()?.unwrap_or_default();
     if let Some(path) = &options.validation_path {
         let (train, validation) = files_of(path)?;
         validation_files = if validation.is_empty() { train } else { validation };
