@@ -92,6 +92,12 @@ fn every_kind_of_names_is_the_same_lora_to_every_command() {
             |tensor: &Tensor| Tensor::new::<f32>(tensor.to_f32_vec().iter().map(|v| -v).collect(), tensor.shape());
         let high = state.iter().map(|(key, tensor)| (key.clone(), negative(tensor).unwrap())).collect();
         both.extend(renamed(&high, |layer| format!("{prefix}transformer_1.{layer}")));
+        let mut ambiguous = both.clone();
+        ambiguous.extend(renamed(&state, |layer| format!("{prefix}{layer}")));
+        let file = format!("ambiguous{number}.safetensors");
+        save(&file, &ambiguous);
+        let error = tiny.open(json!({"base_lora": file})).err().unwrap().to_string();
+        assert!(error.contains("others with none of an expert"), "{prefix}: {error}");
         let file = format!("both{number}.safetensors");
         save(&file, &both);
         let out = format!("both{number}_converted");

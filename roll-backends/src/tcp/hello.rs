@@ -56,7 +56,7 @@ impl Hello {
         } else if self.size != root.size {
             differs("a job of so many processes:", &root.size, &self.size)
         } else if !(1..root.size).contains(&self.rank) {
-            differs("a rank below", &root.size, &self.rank)
+            differs("a rank above 0 and below", &root.size, &self.rank)
         } else {
             None
         }

@@ -57,7 +57,7 @@ fn strangers_and_processes_of_other_jobs_do_not_disturb() {
     for (wrong, named) in [
         (Place { job: "8".into(), ..third.clone() }, "expected the job 7, found 8"),
         (Place { size: 4, ..third.clone() }, "expected a job of so many processes: 3, found 4"),
-        (Place { rank: 5, ..third.clone() }, "expected a rank below 3, found 5"),
+        (Place { rank: 5, ..third.clone() }, "expected a rank above 0 and below 3, found 5"),
     ] {
         let said = message(TcpRanks::join(&wrong, LONG));
         assert!(said.contains(named) && said.contains("refuses rank"), "{said}");

@@ -41,7 +41,7 @@ fn fix(text: &str) -> String {
             '\u{fb02}' => out.push_str("fl"),
             '\u{fb03}' => out.push_str("ffi"),
             '\u{fb04}' => out.push_str("ffl"),
-            '\u{fb05}' => out.push('\u{17f}'),
+            '\u{fb05}' => out.push_str("\u{17f}t"),
             '\u{fb06}' => out.push_str("st"),
             '\u{132}' => out.push_str("IJ"),
             '\u{133}' => out.push_str("ij"),
@@ -100,6 +100,7 @@ mod tests {
     #[test]
     fn replaces_typographic_characters() {
         assert_eq!(clean("“it’s” ﬁne"), "\"it's\" fine");
+        assert_eq!(clean("\u{fb05}e \u{fb06}e"), "\u{17f}te ste");
         assert_eq!(clean("ＬＯＵＤ！"), "LOUD!");
         assert_eq!(clean("e\u{301}"), "é");
         assert_eq!(clean("\u{1b}[31;1mred\u{1b}[0m\u{0}\u{feff}"), "red");

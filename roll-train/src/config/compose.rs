@@ -69,8 +69,12 @@ impl Composer {
             return Err(Error::bad_file(file, "its `defaults` lead back to it"));
         }
         self.file_count += 1;
-        if self.file_count > MAX_FILES || self.stack.len() > MAX_DEPTH {
+        if self.file_count > MAX_FILES {
             return Err(Error::bad_file(file, format!("`defaults` lead to more than {MAX_FILES} files")));
+        }
+        if self.stack.len() > MAX_DEPTH {
+            let problem = format!("`defaults` lead to it through a chain of more than {MAX_DEPTH} files");
+            return Err(Error::bad_file(file, problem));
         }
         self.stack.push(identity);
         let mut map = document.map;

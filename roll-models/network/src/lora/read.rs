@@ -123,15 +123,15 @@ impl LoraFile {
 /// Assigns the adapter whose keys have no prefix of an expert to the first transformer if the file also has an adapter
 /// for the second. Fails if the file has such an adapter and another one for the first transformer.
 fn assign_unnumbered(path: &Path, adapters: &mut BTreeMap<Option<Expert>, RawAdapter>) -> Result<(), LoraError> {
-    if adapters.contains_key(&Some(Expert::Low))
-        && let Some(first) = adapters.remove(&None)
-    {
-        adapters.insert(Some(Expert::High), first);
-    }
     if adapters.contains_key(&None) && adapters.contains_key(&Some(Expert::High)) {
         let problem = "has layers with the prefix of the first expert, `transformer_1.`, and others with none of an \
                        expert: expected one of both kinds, or `transformer_1.` and `transformer_2.`";
         return Err(LoraError::invalid(path, problem));
+    }
+    if adapters.contains_key(&Some(Expert::Low))
+        && let Some(first) = adapters.remove(&None)
+    {
+        adapters.insert(Some(Expert::High), first);
     }
     Ok(())
 }
