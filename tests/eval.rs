@@ -15,7 +15,8 @@ fn json(directory: &Path, arguments: &[&str]) -> Value {
 #[test]
 fn the_base_and_the_checkpoint_of_a_run_have_the_success_that_the_run_measured() {
     let dir = tempfile::tempdir().unwrap();
-    let settings = ["algo.num_env_groups=2", "algo.group_size=4", "algo.val_batch_size=12", "training.learning_rate=0.01"];
+    let settings =
+        ["algo.num_env_groups=2", "algo.group_size=4", "algo.val_batch_size=12", "training.learning_rate=0.01"];
     let mut arguments = vec!["run", "--algo", "agentic_ppo", "--model", "causal_lm", "--out", "run", "--steps", "2"];
     settings.iter().for_each(|setting| arguments.extend(["--set", setting]));
     done(&roll(dir.path(), &arguments));
@@ -43,11 +44,21 @@ fn the_base_and_the_checkpoint_of_a_run_have_the_success_that_the_run_measured()
 #[test]
 fn every_question_of_a_file_is_asked() {
     let dir = tempfile::tempdir().unwrap();
-    let rows: String = (0..7).map(|i| format!("{{\"question\": \"What is {i} + 1?\", \"answer\": {}}}\n", i + 1)).collect();
+    let rows: String =
+        (0..7).map(|i| format!("{{\"question\": \"What is {i} + 1?\", \"answer\": {}}}\n", i + 1)).collect();
     std::fs::write(dir.path().join("exam.jsonl"), rows).unwrap();
     let found = json(
         dir.path(),
-        &["--questions", "exam.jsonl", "--samples", "2", "--set", "algo.max_tokens_per_step=4", "--output", "all.jsonl"],
+        &[
+            "--questions",
+            "exam.jsonl",
+            "--samples",
+            "2",
+            "--set",
+            "algo.max_tokens_per_step=4",
+            "--output",
+            "all.jsonl",
+        ],
     );
     let model = &found["models"][0];
     assert_eq!(model["success"]["starts"], 7, "{found}");
