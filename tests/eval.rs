@@ -19,7 +19,7 @@ fn the_base_and_the_checkpoint_of_a_run_have_the_success_that_the_run_measured()
         ["algo.num_env_groups=2", "algo.group_size=4", "algo.val_batch_size=12", "training.learning_rate=0.01"];
     let mut arguments = vec!["run", "--algo", "agentic_ppo", "--model", "causal_lm", "--out", "run", "--steps", "2"];
     settings.iter().for_each(|setting| arguments.extend(["--set", setting]));
-    done(&roll(dir.path(), &arguments));
+    done(dir.path(), &arguments);
     let metrics = std::fs::read_to_string(dir.path().join("run/metrics.jsonl")).unwrap();
     let measured: Vec<Value> = metrics
         .lines()
