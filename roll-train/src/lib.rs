@@ -59,4 +59,4 @@ pub use progress::{RunSession, StopSignal};
 pub use rewards::reward;
 pub use run::{Run, RunBuilder};
 pub use trainer::{RunSummary, Trainer};
-pub use validate::validate;
+pub use validate::Validator;

@@ -96,7 +96,8 @@ fn every_kind_of_names_is_the_same_lora_to_every_command() {
         ambiguous.extend(renamed(&state, |layer| format!("{prefix}{layer}")));
         let file = format!("ambiguous{number}.safetensors");
         save(&file, &ambiguous);
-        let error = tiny.open(json!({"base_lora": file})).err().unwrap().to_string();
+        let error = tiny.open(json!({"base_lora": file})).err().unwrap();
+        let error = roll_core::one_line(&error);
         assert!(error.contains("others with none of an expert"), "{prefix}: {error}");
         let file = format!("both{number}.safetensors");
         save(&file, &both);

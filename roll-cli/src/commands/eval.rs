@@ -6,8 +6,9 @@ use std::path::Path;
 use std::time::Instant;
 
 use roll_agents::environments::questions::{self, QuestionsOptions};
-use roll_core::{BuildContext, Error, Headline, HeadlineFormat, Registry, Result, Validation};
+use roll_core::{BuildContext, Error, Headline, HeadlineFormat, Model, Result, Validation};
 use roll_external::files;
+use roll_train::Validator;
 use roll_train::config::{ConfigLayers, LoadedConfig};
 use roll_train::run_dir::RunDir;
 use roll_train::statistics::{Gain, paired_gain, sign_test, wilson_95};
@@ -40,6 +41,9 @@ struct ModelResult {
     /// Fraction of the episodes that were solved, by the seed of their start.
     #[serde(skip)]
     solved: BTreeMap<String, f64>,
+    /// Every episode, with the model's name.
+    #[serde(skip)]
+    records: Vec<Json>,
 }
 
 #[derive(Serialize)]
@@ -84,18 +88,23 @@ pub fn eval(args: Eval) -> Result<()> {
     if let Some(saved_trajectories) = loaded.config.algo.options.get_mut("saved_trajectories") {
         *saved_trajectories = EVERY_EPISODE.into();
     }
-    let mut episodes = Vec::new();
-    let (headlines, base) = evaluate(&loaded, &registry, &context, &[], &mut episodes)?;
-    let mut results = vec![base];
+    let mut validator = Validator::open(&loaded, &registry, &context)?;
+    let mut evaluate = |adapters: &[String]| {
+        let model_config = if adapters.is_empty() { without_adapter(&loaded) } else { loaded.clone() };
+        let mut model = open_model(&model_config, &registry, &context, adapters)?;
+        validated(&mut validator, model.as_mut(), adapters)
+    };
+    let mut results = vec![evaluate(&[])?];
     if !adapters.is_empty() {
-        results.push(evaluate(&loaded, &registry, &context, &adapters, &mut episodes)?.1);
+        results.push(evaluate(&adapters)?);
     }
+    let headlines = validator.headlines();
     let comparison = match &results[..] {
         [base, adapted] => compared(base, adapted),
         _ => None,
     };
     if let Some(output) = &args.output {
-        write_lines(output, &episodes)?;
+        write_lines(output, results.iter().flat_map(|result| &result.records))?;
     }
     match args.json {
         true => println!("{}", serde_json::json!({ "models": results, "comparison": comparison })),
@@ -132,35 +141,27 @@ fn ask_all_questions(loaded: &mut LoadedConfig, context: &BuildContext) -> Resul
     Ok(())
 }
 
-/// Validates the model with the sum of `adapters`, or without any, and adds the records of its episodes to `episodes`.
-fn evaluate(
-    loaded: &LoadedConfig,
-    registry: &Registry,
-    context: &BuildContext,
-    adapters: &[String],
-    episodes: &mut Vec<Json>,
-) -> Result<(Vec<Headline>, ModelResult)> {
+/// The configuration of the model without the adapter that it names.
+fn without_adapter(loaded: &LoadedConfig) -> LoadedConfig {
+    let mut loaded = loaded.clone();
+    loaded.config.model.options.remove("lora_checkpoint");
+    loaded
+}
+
+/// Validates `model`, the base with the sum of `adapters`.
+fn validated(validator: &mut Validator, model: &mut dyn Model, adapters: &[String]) -> Result<ModelResult> {
     let name = if adapters.is_empty() { BASE.to_string() } else { adapters.join(" + ") };
-    let mut model_config = loaded.clone();
-    if adapters.is_empty() {
-        model_config.config.model.options.remove("lora_checkpoint");
-    }
-    let mut model = open_model(&model_config, registry, context, adapters)?;
     let progress = Spinner::new(&name);
     let begun = Instant::now();
-    let (headlines, Validation { metrics, records, .. }) =
-        roll_train::validate(loaded, registry, context, model.as_mut(), &progress)?;
+    let Validation { metrics, mut records, .. } = validator.validate(model, &progress)?;
     let seconds = begun.elapsed().as_secs_f64();
     let solved = solved_by_start(&records);
     let success = (!solved.is_empty()).then(|| {
         let fraction = solved.values().sum::<f64>() / solved.len() as f64;
         Success { fraction, ci95: wilson_95(fraction, solved.len()), starts: solved.len() }
     });
-    episodes.extend(records.into_iter().map(|mut record| {
-        record["model"] = name.as_str().into();
-        record
-    }));
-    Ok((headlines, ModelResult { model: name, success, metrics, seconds, solved }))
+    records.iter_mut().for_each(|record| record["model"] = name.as_str().into());
+    Ok(ModelResult { model: name, success, metrics, seconds, solved, records })
 }
 
 /// The fraction of solved episodes of each start, by its seed. Episodes that failed are left out.
@@ -189,8 +190,8 @@ fn compared(base: &ModelResult, adapted: &ModelResult) -> Option<Comparison> {
     Some(Comparison { gain: paired_gain(&pairs), better, worse, sign_test: sign_test(better, worse) })
 }
 
-fn write_lines(path: &Path, records: &[Json]) -> Result<()> {
-    files::write_atomically_with(path, |file| records.iter().try_for_each(|record| writeln!(file, "{record}")))
+fn write_lines<'a>(path: &Path, records: impl IntoIterator<Item = &'a Json>) -> Result<()> {
+    files::write_atomically_with(path, |file| records.into_iter().try_for_each(|record| writeln!(file, "{record}")))
 }
 
 /// Prints a table with a column for each model.
