@@ -1,6 +1,6 @@
 //! `roll eval`: success of a language model on held-out starts or questions, the base and an adapter side by side.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
 use std::path::Path;
 use std::time::Instant;
@@ -82,12 +82,7 @@ pub fn eval(args: Eval) -> Result<()> {
     let registry = configuration.registry()?;
     let mut loaded = configuration.over(ConfigLayers::new().text("roll eval", LOWEST)?)?.load(&registry)?;
     let context = build_context(&loaded);
-    if args.questions.is_some() && args.episodes.is_none() {
-        ask_all_questions(&mut loaded, &context)?;
-    }
-    if let Some(saved_trajectories) = loaded.config.algo.options.get_mut("saved_trajectories") {
-        *saved_trajectories = EVERY_EPISODE.into();
-    }
+    prepare_validation(&mut loaded, &args, &context)?;
     let mut validator = Validator::open(&loaded, &registry, &context)?;
     let mut evaluate = |adapters: &[String]| {
         let model_config = if adapters.is_empty() { without_adapter(&loaded) } else { loaded.clone() };
@@ -108,7 +103,13 @@ pub fn eval(args: Eval) -> Result<()> {
     }
     match args.json {
         true => println!("{}", serde_json::json!({ "models": results, "comparison": comparison })),
-        false => print(&headlines, &results, comparison.as_ref()),
+        false => {
+            let data = match &args.questions {
+                Some(file) => format!("questions of {}", file.display()),
+                None => "starts that training never sees".into(),
+            };
+            print(&headlines, &results, comparison.as_ref(), &data);
+        }
     }
     Ok(())
 }
@@ -116,28 +117,55 @@ pub fn eval(args: Eval) -> Result<()> {
 /// The configuration keys that the command's own arguments set.
 fn keys(args: &Eval) -> Vec<KeyValue> {
     let text = |path: &Path| path.to_string_lossy().into_owned();
-    // Several samples of the likeliest tokens would be the same.
-    let temperature = args.temperature.or(args.samples.filter(|samples| *samples > 1).map(|_| 1.0));
+    let for_questions = |value: &str| args.questions.as_ref().map(|_| value.to_string());
     let arguments = [
+        ("algo.name", for_questions("agentic_ppo"), "--questions"),
         ("model.model_path", args.model_path.clone(), "--model-path"),
         ("algo.val_batch_size", args.episodes.map(|n| n.to_string()), "--episodes"),
         ("algo.val_group_size", args.samples.map(|n| n.to_string()), "--samples"),
-        ("algo.val_temperature", temperature.map(|t| t.to_string()), "--temperature"),
-        ("env.name", args.questions.as_ref().map(|_| "questions".to_string()), "--questions"),
-        ("env.source", args.questions.as_ref().map(|_| "file".to_string()), "--questions"),
-        ("env.path", args.questions.as_ref().map(|_| "null".to_string()), "--questions"),
+        ("algo.val_temperature", args.temperature.map(|t| t.to_string()), "--temperature"),
+        ("env.name", for_questions("questions"), "--questions"),
+        ("env.source", for_questions("file"), "--questions"),
+        ("env.path", for_questions("null"), "--questions"),
         ("env.validation_path", args.questions.as_deref().map(text), "--questions"),
     ];
     arguments.into_iter().filter_map(|(key, value, origin)| Some(KeyValue { key, value: value?, origin })).collect()
 }
 
-/// Sets the number of episodes to the number of questions.
-fn ask_all_questions(loaded: &mut LoadedConfig, context: &BuildContext) -> Result<()> {
-    let Some(env) = &loaded.config.env else { return Ok(()) };
-    let options: QuestionsOptions = serde_json::from_value(Json::Object(env.options.clone()))
+/// Changes the options of a training to those of an evaluation.
+fn prepare_validation(loaded: &mut LoadedConfig, args: &Eval, context: &BuildContext) -> Result<()> {
+    let has_temperature = args.temperature.is_some() || loaded.provenance.is_set("algo.val_temperature");
+    let LoadedConfig { config, .. } = loaded;
+    let options = &mut config.algo.options;
+    if options.contains_key("saved_trajectories") {
+        options.insert("saved_trajectories".into(), EVERY_EPISODE.into());
+    }
+    // The adapter of a training that is going on must stay in the engine.
+    if options.remove("rollout").is_some_and(|rollout| rollout["name"] != "model") {
+        tracing::warn!("the model itself writes the answers, not the engine of `algo.rollout`");
+    }
+    // Several samples of the likeliest tokens would be the same.
+    if args.samples.is_some_and(|samples| samples > 1) && !has_temperature {
+        options.insert("val_temperature".into(), 1.0.into());
+    }
+    let Some(env) = config.env.as_mut().filter(|env| env.name == "questions") else { return Ok(()) };
+    if args.questions.is_some() {
+        for of_run in ["digits", "operands", "validation_share"] {
+            env.options.remove(of_run);
+        }
+        for of_several_worlds in ["tags", "val_tags", "num_groups_partition", "val_num_groups_partition"] {
+            options.remove(of_several_worlds);
+        }
+    }
+    // A question that is asked again says nothing new: its starts would not be independent.
+    let of_env: QuestionsOptions = serde_json::from_value(Json::Object(env.options.clone()))
         .map_err(|error| Error::config("env", error.to_string()))?;
-    let questions = questions::count_validated(options, context)?;
-    loaded.config.algo.options.insert("val_batch_size".into(), questions.into());
+    let questions = questions::count_validated(of_env, context)?;
+    let asked = options.get("val_batch_size").and_then(Json::as_u64).unwrap_or(u64::MAX);
+    let all_are_asked = args.questions.is_some() && args.episodes.is_none();
+    if all_are_asked || asked > questions as u64 {
+        options.insert("val_batch_size".into(), questions.into());
+    }
     Ok(())
 }
 
@@ -155,6 +183,10 @@ fn validated(validator: &mut Validator, model: &mut dyn Model, adapters: &[Strin
     let begun = Instant::now();
     let Validation { metrics, mut records, .. } = validator.validate(model, &progress)?;
     let seconds = begun.elapsed().as_secs_f64();
+    if !records.is_empty() && records.iter().all(|record| record["whole_seed"].is_string() && !is_played(record)) {
+        let problem = format!("`{name}` played no episode to its end; the first: {}", records[0]["ending"]);
+        return Err(Error::Unsupported(problem));
+    }
     let solved = solved_by_start(&records);
     let success = (!solved.is_empty()).then(|| {
         let fraction = solved.values().sum::<f64>() / solved.len() as f64;
@@ -164,13 +196,19 @@ fn validated(validator: &mut Validator, model: &mut dyn Model, adapters: &[Strin
     Ok(ModelResult { model: name, success, metrics, seconds, solved, records })
 }
 
-/// The fraction of solved episodes of each start, by its seed. Episodes that failed are left out.
+/// Whether an episode counts: the agent has answered, and neither the environment nor the engine failed.
+/// `val/env/success` is over the same episodes.
+fn is_played(record: &Json) -> bool {
+    let has_answered = record["turns"].as_array().is_some_and(|turns| !turns.is_empty());
+    has_answered && ["failed", "no_answer"].iter().all(|failure| record["ending"].get(failure).is_none())
+}
+
+/// The fraction of solved episodes of each start, by its seed. Episodes that do not count are left out.
 fn solved_by_start(records: &[Json]) -> BTreeMap<String, f64> {
     let mut outcomes: BTreeMap<String, Vec<f64>> = BTreeMap::new();
     for record in records {
         let (seed, is_solved) = (record["whole_seed"].as_str(), record["solved"].as_bool());
-        let has_failed = record["ending"].get("failed").is_some();
-        if let (Some(seed), Some(is_solved), false) = (seed, is_solved, has_failed) {
+        if let (Some(seed), Some(is_solved), true) = (seed, is_solved, is_played(record)) {
             outcomes.entry(seed.into()).or_default().push(if is_solved { 1.0 } else { 0.0 });
         }
     }
@@ -194,8 +232,8 @@ fn write_lines<'a>(path: &Path, records: impl IntoIterator<Item = &'a Json>) -> 
     files::write_atomically_with(path, |file| records.into_iter().try_for_each(|record| writeln!(file, "{record}")))
 }
 
-/// Prints a table with a column for each model.
-fn print(headlines: &[Headline], results: &[ModelResult], comparison: Option<&Comparison>) {
+/// Prints a table with a column for each model. `data` says in words what was played.
+fn print(headlines: &[Headline], results: &[ModelResult], comparison: Option<&Comparison>, data: &str) {
     let mut rows = vec![(String::new(), results.iter().map(|result| result.model.clone()).collect::<Vec<_>>())];
     for headline in headlines {
         let Some(held_out) = &headline.held_out else { continue };
@@ -213,9 +251,12 @@ fn print(headlines: &[Headline], results: &[ModelResult], comparison: Option<&Co
         let cells: Option<Vec<String>> = results.iter().map(cell).collect();
         rows.extend(cells.map(|cells| (held_out.label.clone(), cells)));
     }
-    let pass_names = results[0].metrics.keys().filter(|name| name.starts_with(PASS_AT));
-    rows.extend(pass_names.map(|name| {
-        let cell = |result: &ModelResult| HeadlineFormat::Percent.write(result.metrics[name]);
+    let names = results.iter().flat_map(|result| result.metrics.keys());
+    let pass_names: BTreeSet<&String> = names.filter(|name| name.starts_with(PASS_AT)).collect();
+    rows.extend(pass_names.into_iter().map(|name| {
+        let cell = |result: &ModelResult| {
+            result.metrics.get(name).map_or("-".into(), |value| HeadlineFormat::Percent.write(*value))
+        };
         (name.trim_start_matches("val/env/").to_string(), results.iter().map(cell).collect())
     }));
     let seconds = results.iter().map(|result| format!("{:.0}", result.seconds));
@@ -227,7 +268,7 @@ fn print(headlines: &[Headline], results: &[ModelResult], comparison: Option<&Co
         println!("{}", format!("{label:<10} {}", cells.join("  ")).trim_end());
     }
     if let Some(first) = results.first().and_then(|result| result.success.as_ref()) {
-        println!("on {} starts that training never sees; 95 % intervals", first.starts);
+        println!("on {} {data}; 95 % intervals", first.starts);
     }
     if let Some(Comparison { gain, better, worse, sign_test }) = comparison {
         println!(

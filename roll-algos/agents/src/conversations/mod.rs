@@ -110,12 +110,23 @@ impl Tokens {
     }
 }
 
+impl Conversation {
+    /// A text that is the same for equal messages and tools.
+    fn identity(&self) -> String {
+        serde_json::json!([self.messages, self.tools]).to_string()
+    }
+}
+
 impl Conversations {
     /// The number of these conversations that `other` contains, too.
     pub(crate) fn count_in(&self, other: &Self) -> usize {
-        let identity = |row: &Conversation| serde_json::json!([row.messages, row.tools]).to_string();
-        let others: BTreeSet<String> = other.rows.iter().map(identity).collect();
-        self.rows.iter().filter(|row| others.contains(&identity(row))).count()
+        let others: BTreeSet<String> = other.rows.iter().map(Conversation::identity).collect();
+        self.rows.iter().filter(|row| others.contains(&row.identity())).count()
+    }
+
+    /// A text that differs from those of other conversations, and of these in another order.
+    pub(crate) fn identity(&self) -> String {
+        self.rows.iter().map(Conversation::identity).collect()
     }
 
     /// Reads JSON lines (empty lines are skipped) or a JSON list. Fails on an entry that is not a conversation, and on

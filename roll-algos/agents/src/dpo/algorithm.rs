@@ -28,7 +28,11 @@ const TRAIN: &str = "time/step_train";
 pub struct Dpo {
     config: DpoConfig,
     preferences: Preferences,
-    reference: Reference,
+    /// Fingerprint of `preferences`, by whose positions checkpoints have the reference.
+    fingerprint: String,
+    pub(super) reference: Reference,
+    /// Whether the checkpoint that is resumed has the reference of other pairs.
+    is_of_other_pairs: bool,
     held_out: Option<HeldOut>,
     ranks: Arc<dyn Communicator>,
 }
@@ -48,7 +52,16 @@ impl Dpo {
     pub fn new(config: DpoConfig, preferences: Preferences) -> Result<Self> {
         config.check()?;
         let reference = Reference::new(preferences.len());
-        Ok(Self { config, preferences, reference, held_out: None, ranks: Arc::new(SingleRank) })
+        let fingerprint = preferences.fingerprint();
+        Ok(Self {
+            config,
+            preferences,
+            fingerprint,
+            reference,
+            is_of_other_pairs: false,
+            held_out: None,
+            ranks: Arc::new(SingleRank),
+        })
     }
 
     /// The same with pairs that are not trained on.
@@ -178,12 +191,26 @@ impl Algorithm for Dpo {
         update::discard_on_error(context, |context| self.update(context))
     }
 
+    fn state(&self) -> serde_json::Value {
+        serde_json::json!({ "pairs": self.fingerprint })
+    }
+
+    fn load_state(&mut self, state: &serde_json::Value) -> Result<()> {
+        self.is_of_other_pairs = state["pairs"] != self.fingerprint.as_str();
+        if self.is_of_other_pairs {
+            tracing::warn!(
+                "`algo.data` has other pairs than when the run was begun: the reference evaluates them again"
+            );
+        }
+        Ok(())
+    }
+
     fn tensors(&self) -> Result<StateDict> {
         if self.config.reference_free { Ok(StateDict::new()) } else { self.reference.tensors() }
     }
 
     fn load_tensors(&mut self, tensors: &StateDict) -> Result<()> {
-        self.reference.load(tensors)
+        if self.is_of_other_pairs { Ok(()) } else { self.reference.load(tensors) }
     }
 }
 

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use roll_core::{Error, LanguageModel, Result};
+use roll_external::Fingerprint;
 
 use super::rows;
 use crate::conversations::{self, Conversation, Conversations, Reader, Tokens, TrainOn};
@@ -37,6 +38,12 @@ impl Pair {
 }
 
 impl Preferences {
+    /// The same for files with the same pairs in the same order.
+    pub(super) fn fingerprint(&self) -> String {
+        let [chosen, rejected] = [&self.chosen, &self.rejected].map(Conversations::identity);
+        Fingerprint::new("preferences").text("chosen", chosen).text("rejected", rejected).finish()
+    }
+
     /// Reads JSON lines (empty lines are skipped) or a JSON list. Pairs without a difference are left out, with a
     /// warning. Fails on an entry that is not a pair, and on a file without pairs.
     pub fn read(file: &Path) -> Result<Self> {

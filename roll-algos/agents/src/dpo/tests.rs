@@ -276,6 +276,21 @@ fn a_resumed_run_has_the_bits_of_an_uninterrupted_one() {
 }
 
 #[test]
+fn the_reference_of_other_pairs_is_not_taken_from_a_checkpoint() {
+    let (mut model, mut strategy) = (model(), Descent::default());
+    let mut first = Dpo::new(DpoConfig::default(), preferences_of(&rows())).unwrap();
+    step(&mut first, 0, &mut model, &mut strategy, 0.1).unwrap();
+    let mut other_rows = rows();
+    other_rows.swap(0, 1);
+    for (rows, are_known) in [(rows(), true), (other_rows, false)] {
+        let mut second = Dpo::new(DpoConfig::default(), preferences_of(&rows)).unwrap();
+        second.load_state(&first.state()).unwrap();
+        second.load_tensors(&first.tensors().unwrap()).unwrap();
+        assert_eq!((0..rows.len()).any(|row| second.reference.get(row).is_some()), are_known);
+    }
+}
+
+#[test]
 fn pairs_that_are_too_long_are_left_out_and_counted() {
     let long = row(&"p".repeat(20), "y", "z");
     let gradient_of = |rows: &[Value], batch_size: usize| {

@@ -129,9 +129,10 @@ fn played(episode: &Json) -> String {
     shown.map(line).collect::<Vec<_>>().join("\n")
 }
 
-/// The text of the first episode that has one, in pieces that the model read or wrote. Empty without such an episode.
+/// The text of the first trained episode that has one, in pieces that the model read or wrote. Empty without such an episode.
 pub fn first_text(texts: &Texts) -> Vec<Value> {
-    let pieces = texts.beginning.iter().find_map(|record| record["text"].as_array());
+    let trained = texts.beginning.iter().filter(|record| is_trained(record));
+    let pieces = trained.into_iter().find_map(|record| record["text"].as_array());
     let piece = |piece: &Json| {
         let (text, is_written) = match piece["wrote"].as_str() {
             Some(text) => (text, true),

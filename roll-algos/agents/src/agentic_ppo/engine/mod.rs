@@ -119,10 +119,16 @@ impl Engine {
         if !self.adapter.ends_with(mark) {
             self.adapter = format!("{PREFIX}{version}-{mark}");
         }
+        // The previous adapter is unloaded: no rank may still be playing with it.
+        communicator::join(ranks, &())?;
         let published = if ranks.rank() == Rank(0) { self.publish(model) } else { Ok(()) };
         // The other ranks wait until the adapter is loaded, and fail if it is not.
         let problems = communicator::join(ranks, &published.as_ref().err().map(Error::chain))?;
         published?;
+        if ranks.rank() != Rank(0) {
+            // Rank 0 has learned by loading which servers answer; this rank asks all of them again.
+            self.servers.all.iter().for_each(|server| server.failed.store(false, Ordering::Relaxed));
+        }
         match problems.into_iter().flatten().next() {
             Some(problem) => Err(AgentError::Engine { problem }.into()),
             None => Ok(()),
