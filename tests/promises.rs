@@ -168,8 +168,10 @@ const PROMISES: [Promise; 52] = [
         &["tests/fixtures/gguf_smollm2", "roll-models/causal_lm/src/gguf_tests.rs::phi_3_matches_its_directory"],
     ),
     (
-        "FrozenLake, Sokoban, a program of yours, a plugin",
+        "questions with answers, FrozenLake, Sokoban, a program of yours, an agent as it is, a plugin",
         &[
+            "roll-algos/agents/src/environments/questions/tests.rs::held_out_sums_are_never_trained_on_in_any_order_of_their_numbers",
+            "roll-algos/agents/src/environments/agent/tests.rs::a_program_plays_its_episode_through_the_endpoint",
             "roll-algos/agents/src/environments/frozen_lake.rs::every_map_can_be_crossed",
             "roll-algos/agents/src/environments/sokoban/mod.rs::every_level_can_be_solved_and_none_is_solved_at_first",
             "tests/agent.rs::an_environment_may_be_a_separate_process",
