@@ -125,7 +125,7 @@ pub(super) fn write_paths(directory: &Path, entries: &[String]) -> Result<PathBu
 }
 
 /// Draws initial weights by the official model's rules. Linear layers are Xavier-uniform with zero bias; the linear
-/// layers of the text and time embeddings are normal with deviation [`EMBEDDING_DEVIATION`]; modulations are normal
+/// layers of the text and time embeddings are normal with deviation `EMBEDDING_DEVIATION`; modulations are normal
 /// with deviation 1 / sqrt(dim); norms are one. The last layer is zero, so the first velocity is zero. `network`
 /// selects the random numbers and differs between experts.
 pub fn initial_weights(config: &DitConfig, noise: &Noise, network: u64) -> Result<StateDict> {

@@ -370,7 +370,7 @@ fn attention([q, k, v]: [Burn<2>; 3], table: Burn<2>, positions: &Positions, dev
 }
 
 /// The bucket of a distance (key position minus query position). The upper half of the `buckets` is for keys after the
-/// query. In each half, the first half are exact distances and the rest grow logarithmically up to [`MAX_DISTANCE`].
+/// query. In each half, the first half are exact distances and the rest grow logarithmically up to `MAX_DISTANCE`.
 pub fn relative_bucket(distance: i64, buckets: usize) -> usize {
     let half = buckets / 2;
     let exact = half / 2;

@@ -5,7 +5,7 @@
 //!
 //! | variable | meaning |
 //! |---|---|
-//! | `OPENAI_BASE_URL` | address of the endpoint ([`endpoint`]) |
+//! | `OPENAI_BASE_URL` | address of the endpoint (`endpoint.rs`) |
 //! | `OPENAI_API_KEY` | key of the episode |
 //! | `ROLL_EPISODE` | `{"seed": 7, "split": "train", "number": 12}`, as the environment `process` gets it |
 //!
