@@ -205,15 +205,9 @@ pub fn with_kl(
     let kl = estimate.of(log_probs, ref_log_probs).masked(mask);
     let coefficient = controller.value();
     let mut rewards = rewards.zip(&kl, |r, kl| r - coefficient * kl);
-    // Samples without a token that is trained on have no KL.
-    let trained_rows = mask.row_counts().into_iter().map(|count| count > 0);
-    let kl_by_row: Vec<f64> = row_means(&kl, mask)
-        .into_iter()
-        .zip(trained_rows)
-        .filter_map(|(kl, is_trained)| is_trained.then_some(kl))
-        .collect();
-    let current = plain_mean(&kl_by_row);
-    controller.update(current, kl_by_row.len());
+    // As in the reference implementation, samples without a token that is trained on count as 0.
+    let current = plain_mean(&row_means(&kl, mask));
+    controller.update(current, mask.rows());
     let mut metrics = BTreeMap::from([("critic/kl".into(), current), ("critic/kl_coef".into(), coefficient)]);
     if let Some(bound) = clip {
         metrics.insert("critic/token_reward_clip_frac".into(), clip_fraction(rewards.values(), bound));
