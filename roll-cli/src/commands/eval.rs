@@ -81,7 +81,10 @@ pub fn eval(args: Eval) -> Result<()> {
     let configuration = Configuration::read(&args.config, &keys(&args))?;
     let registry = configuration.registry()?;
     let mut loaded = configuration.over(ConfigLayers::new().text("roll eval", LOWEST)?)?.load(&registry)?;
-    let context = build_context(&loaded);
+    // Without a reference, a fully trained model holds its weights once.
+    let passes = registry.passes(&loaded.config.algo.name, &loaded.config.algo.options);
+    let needs_reference = passes.is_ok_and(|passes| passes.needs_reference());
+    let context = BuildContext { needs_reference, ..build_context(&loaded) };
     prepare_validation(&mut loaded, &args, &context)?;
     let mut validator = Validator::open(&loaded, &registry, &context)?;
     let mut evaluate = |adapters: &[String]| {

@@ -27,6 +27,8 @@ pub mod rollout;
 mod selection;
 pub mod statistics;
 #[cfg(test)]
+mod test_support;
+#[cfg(test)]
 mod tests;
 #[cfg(test)]
 mod tests_of_answers;

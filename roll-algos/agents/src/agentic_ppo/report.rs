@@ -99,28 +99,13 @@ pub(super) fn pass_metrics(episodes: &[Episode], samples: usize) -> BTreeMap<Str
 
 #[cfg(test)]
 mod tests {
+    use super::super::test_support::episode;
     use super::*;
 
     #[test]
     fn starts_are_averaged_and_failed_episodes_left_out() {
-        let episode = |group: usize, solved: bool, ending: Ending| {
-            let steps = vec![super::super::episode::Step { tokens: 0..1, ..Default::default() }];
-            Episode {
-                group,
-                tag: String::new(),
-                seed: 0,
-                tokens: vec![1],
-                response: vec![true],
-                log_probs: vec![0.0],
-                raw_log_probs: vec![0.0],
-                steps,
-                solved,
-                ending,
-            }
-        };
-        let ended = || Ending::Terminated;
-        let mut episodes: Vec<Episode> = (0..4).map(|i| episode(0, i == 2, ended())).collect();
-        episodes.extend((0..4).map(|_| episode(1, false, ended())));
+        let mut episodes: Vec<Episode> = (0..4).map(|i| episode(0, if i == 2 { 1.0 } else { 0.0 })).collect();
+        episodes.extend((0..4).map(|_| episode(1, 0.0)));
         let metrics = pass_metrics(&episodes, 4);
         let expected = [("env/pass@1", 0.125), ("env/pass@2", 0.25), ("env/pass@4", 0.5)];
         assert_eq!(metrics, expected.map(|(name, value)| (name.to_string(), value)).into());

@@ -36,24 +36,8 @@ pub(super) fn chosen(played: &[Episode], config: &AgenticPpoConfig) -> Selection
 
 #[cfg(test)]
 mod tests {
-    use super::super::episode::{Ending, Step};
+    use super::super::test_support::episode;
     use super::*;
-
-    fn episode(group: usize, reward: f64) -> Episode {
-        let step = Step { reward, valid: true, tokens: 0..1, ..Step::default() };
-        Episode {
-            group,
-            tag: String::new(),
-            seed: 0,
-            tokens: vec![1],
-            response: vec![true],
-            log_probs: vec![0.0],
-            raw_log_probs: vec![0.0],
-            steps: vec![step],
-            solved: false,
-            ending: Ending::Terminated,
-        }
-    }
 
     #[test]
     fn spare_episodes_replace_failed_ones_and_equal_groups_are_filtered() {

@@ -11,72 +11,12 @@ use roll_core::{
     Algorithm, Environment, Error, Model, Noise, Observation, OptimizerConfig, OwnDataAlgorithm, Progress, Result,
     Silent, StateDict, StepContext, StepReport, Strategy, Tensor, ThreadRanks, Transition,
 };
-use roll_testing::{Bigram, Descent};
+use roll_testing::Bigram;
 
 use super::config::Estimator;
 use super::loss::RatioType;
+use super::test_support::{Likes, algorithm_that_likes_x, short_config, step, step_watched};
 use super::{AgenticPpo, AgenticPpoConfig};
-
-/// Rewards an answer that begins with `x`.
-struct Likes(bool);
-
-impl Environment for Likes {
-    fn reset(&mut self, _seed: u64) -> Result<Observation> {
-        match self.0 {
-            true => Ok(Observation { text: "o".into() }),
-            false => Err(roll_core::Error::Unsupported("gone".into())),
-        }
-    }
-
-    fn step(&mut self, action: &str) -> Result<Transition> {
-        let x = action.starts_with('x');
-        let observation = Observation { text: "o".into() };
-        Ok(Transition { observation, reward: f64::from(u8::from(x)), terminated: true, truncated: false, valid: x })
-    }
-}
-
-fn config() -> AgenticPpoConfig {
-    AgenticPpoConfig {
-        num_env_groups: 4,
-        group_size: 8,
-        max_actions_per_traj: 1,
-        max_tokens_per_step: 3,
-        agent_system_template: String::new(),
-        agent_template: "{observation}".into(),
-        val_batch_size: 5,
-        ..AgenticPpoConfig::default()
-    }
-}
-
-fn algorithm(config: AgenticPpoConfig, works: bool) -> AgenticPpo {
-    let mut algorithm = AgenticPpo::new(config).unwrap();
-    algorithm.open_environments(&mut || Ok(Box::new(Likes(works)))).unwrap();
-    algorithm
-}
-
-fn step(algorithm: &mut AgenticPpo, model: &mut Bigram, step: u64, learning_rate: f64) -> Result<StepReport> {
-    step_watched(algorithm, model, step, learning_rate, &Silent)
-}
-
-fn step_watched(
-    algorithm: &mut AgenticPpo,
-    model: &mut Bigram,
-    step: u64,
-    learning_rate: f64,
-    progress: &dyn Progress,
-) -> Result<StepReport> {
-    algorithm.step(&mut StepContext {
-        step,
-        samples: &[],
-        model,
-        reward: None,
-        strategy: &mut Descent::default(),
-        learning_rate,
-        noise: &Noise::new(1),
-        progress,
-        want_videos: false,
-    })
-}
 
 #[test]
 fn an_agent_learns_what_is_rewarded() {
@@ -89,9 +29,9 @@ fn an_agent_learns_what_is_rewarded() {
         (Estimator::Gigpo, RatioType::Token),
         (Estimator::Gae, RatioType::Token),
     ] {
-        let mut config = AgenticPpoConfig { adv_estimator: estimator, ..config() };
+        let mut config = AgenticPpoConfig { adv_estimator: estimator, ..short_config() };
         config.loss.ratio_type = ratio;
-        let mut algorithm = algorithm(config, true);
+        let mut algorithm = algorithm_that_likes_x(config, true);
         let mut model = Bigram::of("xyz");
         let success = |report: &StepReport| report.metrics["env/success"];
         let first = step(&mut algorithm, &mut model, 0, 5.0).unwrap();
@@ -114,9 +54,9 @@ fn an_agent_learns_what_is_rewarded() {
 
 #[test]
 fn agentic_reinforce_normalises_and_clips_scores() {
-    let mut config = AgenticPpoConfig { adv_estimator: Estimator::AgenticReinforce, ..config() };
+    let mut config = AgenticPpoConfig { adv_estimator: Estimator::AgenticReinforce, ..short_config() };
     let spread = |config: &AgenticPpoConfig| {
-        let report = step(&mut algorithm(config.clone(), true), &mut Bigram::of("xyz"), 0, 5.0).unwrap();
+        let report = step(&mut algorithm_that_likes_x(config.clone(), true), &mut Bigram::of("xyz"), 0, 5.0).unwrap();
         let metric = |name: &str| report.metrics.get(&format!("critic/{name}")).copied();
         (metric("advantages/min").unwrap(), metric("advantages/max").unwrap(), metric("reward_clip_frac"))
     };
@@ -130,7 +70,7 @@ fn agentic_reinforce_normalises_and_clips_scores() {
 fn training_differs_between_steps_and_repeats_with_the_seed() {
     let run = |at: u64| {
         let mut model = Bigram::of("xyz");
-        step(&mut algorithm(config(), true), &mut model, at, 1.0).unwrap();
+        step(&mut algorithm_that_likes_x(short_config(), true), &mut model, at, 1.0).unwrap();
         model.logits
     };
     assert_eq!(run(3), run(3));
@@ -154,9 +94,9 @@ fn parameters_and_metrics_do_not_depend_on_the_number_of_ranks() {
                 adv_estimator: estimator,
                 async_generation_ratio: ahead,
                 value_clip: Some(0.2),
-                ..config()
+                ..short_config()
             };
-            let mut algorithm = algorithm(config, true);
+            let mut algorithm = algorithm_that_likes_x(config, true);
             let mut model = Bigram::of("xyz");
             strategy.attach(&mut model, &OptimizerConfig::default())?;
             let mut metrics = Vec::new();
@@ -206,12 +146,17 @@ fn parameters_and_metrics_do_not_depend_on_the_number_of_ranks() {
 }
 
 fn with_critic(warmup: u64) -> AgenticPpoConfig {
-    AgenticPpoConfig { adv_estimator: Estimator::Gae, critic_warmup: warmup, critic_learning_rate: 0.05, ..config() }
+    AgenticPpoConfig {
+        adv_estimator: Estimator::Gae,
+        critic_warmup: warmup,
+        critic_learning_rate: 0.05,
+        ..short_config()
+    }
 }
 
 #[test]
 fn critic_warm_up_leaves_the_policy_unchanged() {
-    let mut algorithm = algorithm(with_critic(6), true);
+    let mut algorithm = algorithm_that_likes_x(with_critic(6), true);
     let mut model = Bigram::of("xyz");
     let before = model.logits.clone();
     let mut explained = Vec::new();
@@ -231,7 +176,7 @@ fn critic_warm_up_leaves_the_policy_unchanged() {
 /// run that was never stopped and the one that was.
 fn resume(config: &AgenticPpoConfig, done: u64) -> [AgenticPpo; 2] {
     let begun = || {
-        let (mut algorithm, mut model) = (algorithm(config.clone(), true), Bigram::of("xyz"));
+        let (mut algorithm, mut model) = (algorithm_that_likes_x(config.clone(), true), Bigram::of("xyz"));
         algorithm.check(&mut model, None).unwrap();
         (algorithm, model)
     };
@@ -274,7 +219,7 @@ fn resume_with_a_critic_is_bit_exact() {
 }
 
 fn ahead() -> AgenticPpoConfig {
-    AgenticPpoConfig { async_generation_ratio: 1, ..config() }
+    AgenticPpoConfig { async_generation_ratio: 1, ..short_config() }
 }
 
 /// [`Likes`] that waits for the update beside it to take its time.
@@ -295,8 +240,9 @@ impl Environment for Slow {
 fn prefetched_episodes_use_the_policy_before_the_update() {
     let run = |slow: bool| {
         let mut algorithm = AgenticPpo::new(ahead()).unwrap();
-        let environment =
-            || -> Box<dyn Environment> { if slow { Box::new(Slow(Likes(true))) } else { Box::new(Likes(true)) } };
+        let environment = || -> Box<dyn Environment> {
+            if slow { Box::new(Slow(Likes { works: true })) } else { Box::new(Likes { works: true }) }
+        };
         algorithm.open_environments(&mut || Ok(environment())).unwrap();
         let mut model = Bigram::of("xyz");
         algorithm.check(&mut model, None).unwrap();
@@ -308,7 +254,9 @@ fn prefetched_episodes_use_the_policy_before_the_update() {
     let metric = |name: &str| quick.iter().map(|report| report.metrics[name]).collect::<Vec<_>>();
     assert_eq!(metric("env/policy_age"), [0.0, 1.0, 1.0]);
     // The first two steps were played by the policy that nothing had trained yet.
-    let untrained = |at: u64| step(&mut algorithm(config(), true), &mut Bigram::of("xyz"), at, 5.0).unwrap().records;
+    let untrained = |at: u64| {
+        step(&mut algorithm_that_likes_x(short_config(), true), &mut Bigram::of("xyz"), at, 5.0).unwrap().records
+    };
     for (report, expected) in quick.iter().zip([untrained(0), untrained(1)]) {
         assert_eq!(report.records, expected);
     }
@@ -318,7 +266,7 @@ fn prefetched_episodes_use_the_policy_before_the_update() {
 
 #[test]
 fn the_ratio_of_episodes_played_ahead_is_to_the_policy_that_wrote_them() {
-    let (mut algorithm, mut model) = (algorithm(ahead(), true), Bigram::of("xyz"));
+    let (mut algorithm, mut model) = (algorithm_that_likes_x(ahead(), true), Bigram::of("xyz"));
     // Log-probabilities of generation are f32, so a ratio of equal policies is 1 to their rounding.
     let ratio = |report: StepReport| (report.metrics["actor/ratio_mean"] - 1.0).abs();
     assert!(ratio(step(&mut algorithm, &mut model, 0, 5.0).unwrap()) < 1e-6);
@@ -331,7 +279,7 @@ fn the_correction_weighs_episodes_played_ahead_by_the_age_of_their_policy() {
     config.infer_log_probs = super::config::InferLogProbs::Raw;
     let is_weight = &mut config.loss.train_infer_correction.is_weight;
     (is_weight.enabled, is_weight.upper_bound) = (true, Some(1.001));
-    let (mut algorithm, mut model) = (algorithm(config, true), Bigram::of("xyz"));
+    let (mut algorithm, mut model) = (algorithm_that_likes_x(config, true), Bigram::of("xyz"));
     let first = step(&mut algorithm, &mut model, 0, 5.0).unwrap();
     assert_eq!(first.metrics["actor/is_weight_clipfrac"], 0.0);
     let second = step(&mut algorithm, &mut model, 1, 5.0).unwrap();
@@ -341,7 +289,7 @@ fn the_correction_weighs_episodes_played_ahead_by_the_age_of_their_policy() {
 
 #[test]
 fn learns_from_prefetched_episodes() {
-    let (mut algorithm, mut model) = (algorithm(ahead(), true), Bigram::of("xyz"));
+    let (mut algorithm, mut model) = (algorithm_that_likes_x(ahead(), true), Bigram::of("xyz"));
     let mut success = Vec::new();
     for i in 0..40 {
         success.push(step(&mut algorithm, &mut model, i, 5.0).unwrap().metrics["env/success"]);
@@ -372,7 +320,7 @@ fn interrupted_step_is_repeated_with_its_prefetched_episodes() {
     // Before the rollout is taken, before the log-probabilities, before the update.
     for question in 0..3 {
         let run = |stopped: Option<isize>| {
-            let (mut algorithm, mut model) = (algorithm(ahead(), true), Bigram::of("xyz"));
+            let (mut algorithm, mut model) = (algorithm_that_likes_x(ahead(), true), Bigram::of("xyz"));
             let reports: Vec<StepReport> = (0..4)
                 .map(|i| {
                     if let Some(question) = stopped.filter(|_| i > 0) {
@@ -394,7 +342,7 @@ fn interrupted_step_is_repeated_with_its_prefetched_episodes() {
 fn a_checkpoint_does_not_wait_for_the_rollout_under_way_and_its_resume_is_bit_exact() {
     let begun = || {
         let mut algorithm = AgenticPpo::new(ahead()).unwrap();
-        algorithm.open_environments(&mut || Ok(Box::new(Slow(Likes(true))))).unwrap();
+        algorithm.open_environments(&mut || Ok(Box::new(Slow(Likes { works: true })))).unwrap();
         let mut model = Bigram::of("xyz");
         algorithm.check(&mut model, None).unwrap();
         (algorithm, model)
@@ -430,7 +378,7 @@ fn a_checkpoint_does_not_wait_for_the_rollout_under_way_and_its_resume_is_bit_ex
 
 #[test]
 fn failed_prefetched_rollout_fails_its_step() {
-    let (mut algorithm, mut model) = (algorithm(ahead(), true), Bigram::of("xyz"));
+    let (mut algorithm, mut model) = (algorithm_that_likes_x(ahead(), true), Bigram::of("xyz"));
     // The snapshot of the model cannot render the second step's prompts.
     model.fails = false;
     step(&mut algorithm, &mut model, 0, 1.0).unwrap();
@@ -442,13 +390,13 @@ fn failed_prefetched_rollout_fails_its_step() {
 
 #[test]
 fn more_than_one_step_ahead_is_refused() {
-    let refused = AgenticPpo::new(AgenticPpoConfig { async_generation_ratio: 2, ..config() }).err().unwrap();
+    let refused = AgenticPpo::new(AgenticPpoConfig { async_generation_ratio: 2, ..short_config() }).err().unwrap();
     assert!(refused.to_string().contains("algo.async_generation_ratio"), "{refused}");
 }
 
 #[test]
 fn the_names_of_metrics_have_no_suffix() {
-    let report = step(&mut algorithm(config(), true), &mut Bigram::of("xyz"), 0, 1.0).unwrap();
+    let report = step(&mut algorithm_that_likes_x(short_config(), true), &mut Bigram::of("xyz"), 0, 1.0).unwrap();
     assert!(report.metrics.contains_key("actor/ratio_max") && report.metrics.contains_key("actor/pg_loss"));
     let suffixed: Vec<&String> = report.metrics.keys().filter(|name| name.contains('@')).collect();
     assert!(suffixed.is_empty(), "{suffixed:?}");
@@ -473,12 +421,13 @@ fn ranks_share_the_episodes_of_a_validation_and_open_only_the_environments_that_
     let validate = |ranks: usize, groups: usize, wanted: usize| {
         let (opened, played) = (AtomicUsize::new(0), Arc::new(AtomicUsize::new(0)));
         let found = ThreadRanks::run(ranks, Duration::from_secs(60), |ranks| {
-            let config = AgenticPpoConfig { num_env_groups: groups, group_size: 3, val_batch_size: wanted, ..config() };
+            let config =
+                AgenticPpoConfig { num_env_groups: groups, group_size: 3, val_batch_size: wanted, ..short_config() };
             let config = AgenticPpoConfig { val_temperature: 1.0, saved_trajectories: 100, ..config };
             let mut algorithm = AgenticPpo::new(config)?.on(ranks.clone());
             algorithm.open_environments(&mut || {
                 opened.fetch_add(1, Ordering::Relaxed);
-                Ok(Box::new(Counted(Likes(true), played.clone())))
+                Ok(Box::new(Counted(Likes { works: true }, played.clone())))
             })?;
             let mut model = Bigram::of("xyz");
             algorithm.check(&mut model, None)?;
@@ -506,17 +455,18 @@ fn ranks_share_the_episodes_of_a_validation_and_open_only_the_environments_that_
 
 #[test]
 fn run_stops_with_the_reason_if_all_environments_fail() {
-    let reason = step(&mut algorithm(config(), false), &mut Bigram::of("x"), 0, 1.0).unwrap_err().to_string();
+    let reason =
+        step(&mut algorithm_that_likes_x(short_config(), false), &mut Bigram::of("x"), 0, 1.0).unwrap_err().to_string();
     assert!(reason.contains("gone"), "{reason}");
     let mut model = Bigram::of("x");
     model.context = 2;
-    let reason = step(&mut algorithm(config(), true), &mut model, 0, 1.0).unwrap_err().to_string();
+    let reason = step(&mut algorithm_that_likes_x(short_config(), true), &mut model, 0, 1.0).unwrap_err().to_string();
     assert!(reason.contains("sequence_length"), "{reason}");
 }
 
 #[test]
 fn the_order_of_checks_is_kept() {
-    let mut without = AgenticPpo::new(config()).unwrap();
+    let mut without = AgenticPpo::new(short_config()).unwrap();
     let mut model = Bigram::new();
     assert!(without.check(&mut model, None).unwrap_err().to_string().contains("--env"));
     assert_eq!(model.parameter_count(), 128 * 128);
@@ -525,7 +475,7 @@ fn the_order_of_checks_is_kept() {
 #[test]
 fn warns_of_a_correction_with_other_sampling_options() {
     let warnings = |temperature: f64, top_k: usize, enabled: bool| {
-        let mut config = AgenticPpoConfig { temperature, top_k, ..config() };
+        let mut config = AgenticPpoConfig { temperature, top_k, ..short_config() };
         config.loss.train_infer_correction.is_weight.enabled = enabled;
         config.warnings()
     };
@@ -538,10 +488,10 @@ fn warns_of_a_correction_with_other_sampling_options() {
 fn rejects_invalid_sampling_options_with_their_key() {
     let refused = |config: AgenticPpoConfig| AgenticPpo::new(config).err().unwrap().to_string();
     for (config, key) in [
-        (AgenticPpoConfig { temperature: -1.0, ..config() }, "`algo.temperature`"),
-        (AgenticPpoConfig { val_temperature: f64::NAN, ..config() }, "`algo.val_temperature`"),
-        (AgenticPpoConfig { top_p: 0.0, ..config() }, "`algo.top_p`"),
-        (AgenticPpoConfig { stop: vec![String::new()], ..config() }, "`algo.stop`"),
+        (AgenticPpoConfig { temperature: -1.0, ..short_config() }, "`algo.temperature`"),
+        (AgenticPpoConfig { val_temperature: f64::NAN, ..short_config() }, "`algo.val_temperature`"),
+        (AgenticPpoConfig { top_p: 0.0, ..short_config() }, "`algo.top_p`"),
+        (AgenticPpoConfig { stop: vec![String::new()], ..short_config() }, "`algo.stop`"),
     ] {
         let message = refused(config);
         assert!(message.contains(key), "{message}");

@@ -9,9 +9,10 @@ use roll_core::{
     Algorithm, Environment, Error, Noise, Observation, OwnDataAlgorithm, Result, Silent, Split, StepContext,
     StepReport, ThreadRanks, Transition,
 };
-use roll_testing::{Bigram, Descent};
+use roll_testing::Bigram;
 
 use super::config::{GroupFilter, TruncatedAnswers};
+use super::test_support::{short_config, step};
 use super::{AgenticPpo, AgenticPpoConfig};
 
 /// Numbers of groups that began, in their order.
@@ -51,17 +52,7 @@ impl Environment for Rows {
 }
 
 fn config() -> AgenticPpoConfig {
-    AgenticPpoConfig {
-        num_env_groups: 4,
-        group_size: 8,
-        max_actions_per_traj: 1,
-        max_tokens_per_step: 3,
-        agent_system_template: String::new(),
-        agent_template: "{observation}".into(),
-        val_batch_size: 5,
-        saved_trajectories: 1000,
-        ..AgenticPpoConfig::default()
-    }
+    AgenticPpoConfig { saved_trajectories: 1000, ..short_config() }
 }
 
 fn algorithm(config: &AgenticPpoConfig) -> (AgenticPpo, Asked) {
@@ -69,20 +60,6 @@ fn algorithm(config: &AgenticPpoConfig) -> (AgenticPpo, Asked) {
     let row = || Rows { number: 0, split: Split::Train, asked: asked.clone() };
     algorithm.open_environments(&mut || Ok(Box::new(row()))).unwrap();
     (algorithm, asked)
-}
-
-fn step(algorithm: &mut AgenticPpo, model: &mut Bigram, step: u64) -> Result<StepReport> {
-    algorithm.step(&mut StepContext {
-        step,
-        samples: &[],
-        model,
-        reward: None,
-        strategy: &mut Descent::default(),
-        learning_rate: 1.0,
-        noise: &Noise::new(1),
-        progress: &Silent,
-        want_videos: false,
-    })
 }
 
 /// Whether each answer of the records was cut off, by its text.
@@ -94,7 +71,7 @@ fn truncated(report: &StepReport) -> Vec<(String, bool)> {
 #[test]
 fn an_answer_without_its_end_is_cut_off() {
     let (mut algorithm, _) = algorithm(&config());
-    let report = step(&mut algorithm, &mut Bigram::of("xyz"), 0).unwrap();
+    let report = step(&mut algorithm, &mut Bigram::of("xyz"), 0, 1.0).unwrap();
     let answers = truncated(&report);
     assert!(answers.iter().any(|(text, _)| text.len() == 3 && text.ends_with('$')));
     for (text, truncated) in &answers {
@@ -106,7 +83,7 @@ fn an_answer_without_its_end_is_cut_off() {
     assert!(!report.metrics.contains_key("env/length_penalty"));
     // A text that ends answers ends them too.
     let stops = AgenticPpoConfig { stop: vec!["y".into()], ..config() };
-    let report = step(&mut self::algorithm(&stops).0, &mut Bigram::of("xyz"), 0).unwrap();
+    let report = step(&mut self::algorithm(&stops).0, &mut Bigram::of("xyz"), 0, 1.0).unwrap();
     for (text, truncated) in truncated(&report) {
         assert_eq!(truncated, text.len() == 3 && !text.ends_with('$') && !text.contains('y'), "{text}");
     }
@@ -118,7 +95,7 @@ fn masked_answers_are_not_trained_on_but_compared_with() {
     let trained = |config: &AgenticPpoConfig, alphabet: &str| {
         let mut model = Bigram::of(alphabet);
         let before = model.logits.clone();
-        let report = step(&mut algorithm(config).0, &mut model, 0).unwrap();
+        let report = step(&mut algorithm(config).0, &mut model, 0, 1.0).unwrap();
         let changed: Vec<usize> = (0..before.len()).filter(|i| model.logits[*i] != before[*i]).collect();
         (report, changed)
     };
@@ -132,7 +109,7 @@ fn masked_answers_are_not_trained_on_but_compared_with() {
     let mut endless = Bigram::of("xyz");
     endless.logits.iter_mut().skip('$' as usize).step_by(128).for_each(|logit| *logit = -1000.0);
     let before = endless.logits.clone();
-    let report = step(&mut algorithm(&masks).0, &mut endless, 0).unwrap();
+    let report = step(&mut algorithm(&masks).0, &mut endless, 0, 1.0).unwrap();
     assert!(!report.applied && endless.logits == before);
     let (_, reason) = report.skipped.last().unwrap();
     assert!(reason.contains("algo.max_tokens_per_step"), "{reason}");
@@ -151,7 +128,7 @@ fn long_answers_are_punished_in_training_alone() {
     }
     let (mut algorithm, _) = algorithm(&punishes(2));
     let mut model = Bigram::of("xyz");
-    let report = step(&mut algorithm, &mut model, 0).unwrap();
+    let report = step(&mut algorithm, &mut model, 0, 1.0).unwrap();
     let mut sum = 0.0;
     for record in &report.records {
         let turn = &record["turns"][0];
@@ -181,7 +158,7 @@ fn groups_of_equal_scores_are_refilled_with_the_next_rows() {
     let mut model = Bigram::of("xyz");
     let mut next = 0;
     for i in 0..3 {
-        let report = step(&mut algorithm, &mut model, i).unwrap();
+        let report = step(&mut algorithm, &mut model, i, 1.0).unwrap();
         let numbers: BTreeSet<u64> = std::mem::take(&mut *asked.lock().unwrap()).into_iter().collect();
         let drawn = report.metrics["env/groups_drawn"] as u64;
         // No row is left out, and none is asked twice.
@@ -195,7 +172,7 @@ fn groups_of_equal_scores_are_refilled_with_the_next_rows() {
     }
     // Without rounds the step trains on fewer groups, and nothing is counted.
     let (mut algorithm, _) = self::algorithm(&refills(0));
-    let report = step(&mut algorithm, &mut Bigram::of("xyz"), 0).unwrap();
+    let report = step(&mut algorithm, &mut Bigram::of("xyz"), 0, 1.0).unwrap();
     assert!(report.metrics["env/groups_filtered"] >= 2.0 && !report.metrics.contains_key("env/groups_drawn"));
     assert!(!algorithm.state().as_object().unwrap().contains_key("refilled"), "checkpoints stay as they were");
 }
@@ -206,7 +183,7 @@ fn the_rounds_of_a_step_are_bounded() {
     // All answers are right.
     let mut model = Bigram::of("x");
     model.logits.iter_mut().skip('$' as usize).step_by(128).for_each(|logit| *logit = -1000.0);
-    let report = step(&mut algorithm, &mut model, 0).unwrap();
+    let report = step(&mut algorithm, &mut model, 0, 1.0).unwrap();
     assert_eq!((report.metrics["env/groups_drawn"], report.metrics["env/groups_filtered"]), (12.0, 12.0));
     assert_eq!((report.skipped.len(), report.applied), (4, false));
     assert_eq!(asked.lock().unwrap().len(), 12 * 8);
@@ -217,14 +194,14 @@ fn a_resumed_run_goes_on_with_the_same_rows() {
     let config = refills(2);
     let ((mut whole, _), (mut resumed, _)) = (algorithm(&config), algorithm(&config));
     let mut model = Bigram::of("xyz");
-    (0..2).for_each(|i| drop(step(&mut whole, &mut model, i).unwrap()));
+    (0..2).for_each(|i| drop(step(&mut whole, &mut model, i, 1.0).unwrap()));
     let state = whole.state().to_string();
     resumed.load_state(&serde_json::from_str(&state).unwrap()).unwrap();
     let mut copy = Bigram::of("xyz");
     copy.logits = model.logits.clone();
     for i in 2..4 {
         let [a, b] = [(&mut whole, &mut model), (&mut resumed, &mut copy)].map(|(algorithm, model)| {
-            let StepReport { records, mut metrics, .. } = step(algorithm, model, i).unwrap();
+            let StepReport { records, mut metrics, .. } = step(algorithm, model, i, 1.0).unwrap();
             metrics.retain(|name, _| !name.starts_with("time/"));
             (records, metrics, algorithm.state())
         });

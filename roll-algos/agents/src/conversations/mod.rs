@@ -6,6 +6,7 @@ pub(crate) mod answers;
 pub(crate) mod batch;
 pub(crate) mod order;
 mod rows;
+mod trained_on;
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -15,6 +16,7 @@ use roll_external::{files, json};
 use serde_json::{Map, Value, json};
 
 pub(crate) use self::rows::normalised;
+pub(crate) use self::trained_on::TrainedOn;
 use crate::json_rows;
 use crate::pieces::tokenize_after;
 

@@ -19,7 +19,7 @@ use super::preferences::{Pair, Preferences};
 use super::reference::Reference;
 use super::report::metrics;
 use super::step::{by_length, losses, pull, refer};
-use crate::conversations::{answers, order};
+use crate::conversations::{TrainedOn, answers, order};
 
 const TOKENIZE: &str = "time/tokenize";
 const TRAIN: &str = "time/step_train";
@@ -109,15 +109,8 @@ impl Algorithm for Dpo {
     }
 
     fn check(&mut self, model: &mut dyn Model, reward: Option<&dyn RewardScorer>) -> Result<()> {
-        update::check_trainable(model)?;
-        if let Some(reward) = reward {
-            tracing::warn!("`{NAME}` trains on preferences alone: the reward `{}` has no effect", reward.name());
-        }
-        let ranks = self.ranks.world_size();
-        if !self.config.batch_size.is_multiple_of(ranks) {
-            let problem = format!("{} pairs cannot be shared out among {ranks} ranks", self.config.batch_size);
-            return Err(Error::config("algo.batch_size", problem));
-        }
+        let trained_on = TrainedOn { algorithm: NAME, data: "preferences", entries: "pairs" };
+        trained_on.check(model, reward, self.config.batch_size, self.ranks.as_ref())?;
         let model = language(model, NAME)?;
         let limit = self.config.limit(model);
         self.preferences.check("algo.data", limit, model)?;

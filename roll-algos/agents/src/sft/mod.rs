@@ -21,7 +21,7 @@ use roll_core::{
 use roll_step::stopwatch::Stopwatch;
 use roll_step::update::{self, OnNonfinite, language};
 
-use crate::conversations::{Conversations, Tokens, TrainOn, answers, batch, order};
+use crate::conversations::{Conversations, Tokens, TrainOn, TrainedOn, answers, batch, order};
 
 const NAME: &str = "sft";
 
@@ -131,15 +131,8 @@ impl Algorithm for Sft {
     }
 
     fn check(&mut self, model: &mut dyn Model, reward: Option<&dyn RewardScorer>) -> Result<()> {
-        update::check_trainable(model)?;
-        if let Some(reward) = reward {
-            tracing::warn!("`{NAME}` trains on conversations alone: the reward `{}` has no effect", reward.name());
-        }
-        let ranks = self.ranks.world_size();
-        if !self.config.batch_size.is_multiple_of(ranks) {
-            let problem = format!("{} conversations cannot be shared out among {ranks} ranks", self.config.batch_size);
-            return Err(Error::config("algo.batch_size", problem));
-        }
+        let trained_on = TrainedOn { algorithm: NAME, data: "conversations", entries: "conversations" };
+        trained_on.check(model, reward, self.config.batch_size, self.ranks.as_ref())?;
         let model = language(model, NAME)?;
         let (train_on, limit) = (self.config.train_on, self.config.limit(model));
         self.conversations.check("algo.data", train_on, limit, model)?;

@@ -3,13 +3,11 @@
 
 use std::time::{Duration, Instant};
 
-use roll_core::{
-    Adapter, Algorithm, Environment, Grad, LanguageModel, Observation, OwnDataAlgorithm, Silent, SingleRank,
-    StepContext, StepReport, Tensor, Transition,
-};
-use roll_testing::{Bigram, Descent, EngineApi, EngineFault, StandIn};
+use roll_core::{Adapter, Algorithm, Grad, LanguageModel, OwnDataAlgorithm, Silent, SingleRank, StepReport, Tensor};
+use roll_testing::{Bigram, EngineApi, EngineFault, StandIn};
 
 use super::*;
+use crate::agentic_ppo::test_support::{Likes, algorithm_that_likes_x, short_config, step};
 use crate::agentic_ppo::{AgenticPpo, AgenticPpoConfig};
 
 const APIS: [(EngineApi, EngineName); 2] =
@@ -245,50 +243,9 @@ fn invalid_options_name_their_key() {
     assert!(problem.contains("algo.infer_log_probs"), "{problem}");
 }
 
-/// Rewards an answer that begins with `x`.
-struct Likes;
-
-impl Environment for Likes {
-    fn reset(&mut self, _seed: u64) -> Result<Observation> {
-        Ok(Observation { text: "o".into() })
-    }
-
-    fn step(&mut self, action: &str) -> Result<Transition> {
-        let x = action.starts_with('x');
-        let observation = Observation { text: "o".into() };
-        Ok(Transition { observation, reward: f64::from(u8::from(x)), terminated: true, truncated: false, valid: x })
-    }
-}
-
 fn algorithm(rollout: RolloutConfig) -> AgenticPpo {
-    let mut algorithm = AgenticPpo::new(AgenticPpoConfig {
-        num_env_groups: 4,
-        group_size: 8,
-        max_actions_per_traj: 1,
-        max_tokens_per_step: 3,
-        agent_system_template: String::new(),
-        agent_template: "{observation}".into(),
-        val_batch_size: 5,
-        rollout,
-        ..AgenticPpoConfig::default()
-    })
-    .unwrap();
-    algorithm.open_environments(&mut || Ok(Box::new(Likes))).unwrap();
-    algorithm
-}
-
-fn step(algorithm: &mut AgenticPpo, model: &mut Bigram, step: u64) -> Result<StepReport> {
-    algorithm.step(&mut StepContext {
-        step,
-        samples: &[],
-        model,
-        reward: None,
-        strategy: &mut Descent::default(),
-        learning_rate: 5.0,
-        noise: &Noise::new(1),
-        progress: &Silent,
-        want_videos: false,
-    })
+    let works = true;
+    algorithm_that_likes_x(AgenticPpoConfig { rollout, ..short_config() }, works)
 }
 
 #[test]
@@ -296,7 +253,7 @@ fn an_agent_learns_through_an_engine_as_without_it() {
     let success = |rollout: RolloutConfig| {
         let (mut algorithm, mut model) = (algorithm(rollout), Bigram::of("xyz").adapter());
         algorithm.check(&mut model, None).unwrap();
-        let reports: Vec<StepReport> = (0..20).map(|i| step(&mut algorithm, &mut model, i).unwrap()).collect();
+        let reports: Vec<StepReport> = (0..20).map(|i| step(&mut algorithm, &mut model, i, 5.0).unwrap()).collect();
         let kernels = reports[19].metrics["actor/train_infer_abs_diff"];
         let validated = algorithm.validate(20, &mut model, &Noise::new(1), &Silent).unwrap().unwrap();
         (reports[0].metrics["env/success"], reports[19].metrics["env/success"], validated.metrics, kernels)
@@ -327,10 +284,10 @@ fn episodes_played_ahead_are_written_by_the_engine_too() {
         ..AgenticPpoConfig::default()
     })
     .unwrap();
-    algorithm.open_environments(&mut || Ok(Box::new(Likes))).unwrap();
+    algorithm.open_environments(&mut || Ok(Box::new(Likes { works: true }))).unwrap();
     let mut model = Bigram::of("xyz").adapter();
     for (i, age) in [(0, 0.0), (1, 1.0), (2, 1.0)] {
-        let report = step(&mut algorithm, &mut model, i).unwrap();
+        let report = step(&mut algorithm, &mut model, i, 5.0).unwrap();
         assert_eq!(report.metrics["env/policy_age"], age);
         assert_eq!(report.metrics["env/episodes"], 8.0);
     }
@@ -342,15 +299,15 @@ fn a_server_that_dies_ends_the_step_and_nothing_else() {
     let (directory, server) = (tempfile::tempdir().unwrap(), stand_in(EngineApi::Vllm));
     let mut algorithm = algorithm(options(EngineName::Vllm, &[&server], directory.path()));
     let mut model = Bigram::of("xyz").adapter();
-    assert!(step(&mut algorithm, &mut model, 0).unwrap().applied);
+    assert!(step(&mut algorithm, &mut model, 0, 5.0).unwrap().applied);
     let before = model.logits.clone();
     server.fail(EngineFault::Dies);
-    let report = step(&mut algorithm, &mut model, 1).unwrap();
+    let report = step(&mut algorithm, &mut model, 1, 5.0).unwrap();
     assert!(!report.applied && model.logits == before);
     assert_eq!((report.metrics["env/failed"], report.skipped.len()), (32.0, 32));
     assert!(report.skipped[0].1.contains("gave no answer"), "{:?}", report.skipped[0]);
     server.fail(EngineFault::None);
-    assert!(step(&mut algorithm, &mut model, 2).unwrap().applied);
+    assert!(step(&mut algorithm, &mut model, 2, 5.0).unwrap().applied);
 }
 
 #[test]
@@ -368,7 +325,7 @@ fn an_engine_that_serves_something_else_stops_the_first_step_before_its_update()
         server.fail(fault);
         let (mut algorithm, mut model) = (algorithm(options), Bigram::of("xyz").adapter());
         let before = model.logits.clone();
-        let problem = step(&mut algorithm, &mut model, 5).unwrap_err().to_string();
+        let problem = step(&mut algorithm, &mut model, 5, 5.0).unwrap_err().to_string();
         assert!(problem.contains("log-probabilities differ") && model.logits == before, "{problem}");
     }
 }
