@@ -69,12 +69,12 @@ impl Schedule {
                 backward_row.extend(best);
             }
             // As above, but the forward pass advances by m, and stores the checkpoints of the n - m last steps.
-            let forward_row = (0..=steps).map(|n| {
+            let forward_split = |n: usize| {
                 let cost = |m: usize| forward[s - 1][n - m].cost + backward_row[m].cost;
                 let best = (1..n).map(|m| Split { cost: cost(m), at: m }).min_by_key(|split| split.cost);
                 best.unwrap_or(Split::NONE)
-            });
-            let forward_row = forward_row.collect();
+            };
+            let forward_row = (0..=steps).map(forward_split).collect();
             forward.push(forward_row);
             backward.push(backward_row);
         }
@@ -102,10 +102,11 @@ impl Schedule {
             if let Some((_, next)) = checkpoints.last_mut() {
                 work.prefetch(next)?;
             }
-            // The first state occupies no slot. The other checkpoints that are left occupy one each, and so does
-            // `state`. If `state` is the first state, no checkpoint is left.
-            let occupied_slots = checkpoints.len().min(self.slots);
-            self.reverse_range(work, begin, end, state, self.slots - occupied_slots)?;
+            // `state` and the remaining checkpoints occupy a slot each, except the first state, which occupies none. It
+            // is one of them: `checkpoints.len() + 1` states occupy `checkpoints.len()` slots. More checkpoints than
+            // planned leave no slot free.
+            let free_slots = self.slots.saturating_sub(checkpoints.len());
+            self.reverse_range(work, begin, end, state, free_slots)?;
             end = begin;
         }
         Ok(())
