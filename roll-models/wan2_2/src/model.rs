@@ -77,8 +77,8 @@ pub struct Wan {
     schedule: ScheduleFacts,
     uses_end_image: bool,
     chunking: Chunking,
-    /// If set, it determines tiles and checkpoints of the VAE instead of `chunking`, and what recorded passes keep on the
-    /// device instead of the transformers.
+    /// If set, it replaces `chunking` in determining the tiles and checkpoints of the VAE. It also replaces the
+    /// transformers' own settings in determining what recorded passes keep on the device.
     pub(super) layout: Option<Layout>,
     /// Number of recorded passes with block inputs on the device although those of other passes are in host memory.
     passes_on_device: Arc<AtomicUsize>,
