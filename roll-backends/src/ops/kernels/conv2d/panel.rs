@@ -133,8 +133,9 @@ fn pack_with(spec: &PanelSpec, panel: &mut [Line], fill: impl Fn(&[f32], &[TapRu
     let PanelSpec { call, pass, runs, range, .. } = spec;
     let (taps, step) = (pass.taps.len(), pass.read_step[1]);
     let (depth, columns_of_panel) = (range.len(), runs.len());
-    // A panel has all taps of the kernel from tap 0 on. A panel shallower than the kernel has `depth` taps from that of
-    // its first line on; tap 0 follows the kernel's last tap.
+    // Along the depth, taps repeat with each channel: tap 0 of the next channel follows the last tap. A panel with fewer
+    // lines than the kernel has taps reads only the taps of its lines, from that of its first line on, in this cyclic
+    // order. Any other panel reads all taps.
     let (first_tap, panel_taps) = if depth < taps { (range.start % taps, depth) } else { (0, taps) };
     // The runs of each column for each tap of the panel. Here taps are counted from `first_tap`, not from the kernel's
     // first tap.
