@@ -16,8 +16,8 @@ use crate::ops::product::ProductKernel;
 
 /// Scores of one block (64 MiB). A few temporaries have the same size.
 const BLOCK_SCORES: usize = 1 << 24;
-/// Query rows that a block must have room for, per head, before it covers several heads. A call with fewer queries
-/// needs room for these only.
+/// Number of query rows of each head that a block of several heads has room for, or all query rows if a call has fewer.
+/// A block without this room covers one head.
 const ROWS_PER_HEAD: usize = 128;
 /// Bias of masked scores, which makes their exponential 0 relative to that of any other score.
 const MASKED: f32 = -1e30;
