@@ -3,7 +3,7 @@
 //!
 //! A task takes some panels of tiles and some blocks of [`MR`] output channels through all steps: it transforms
 //! patches, multiplies, transforms back and applies the epilogue of [`super::tiles`]. Its intermediate data roughly
-//! fits the L2 cache. Tiles are counted over all items.
+//! fits the L2 cache. Tiles are counted over all items, which [`TileGrid`] and [`TileRun`] call images.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -62,7 +62,9 @@ fn split_into_tasks(call: &Call, grid: TileGrid) -> Vec<Task> {
     let (panels, blocks) = (grid.panels(), call.outputs.div_ceil(MR));
     let threads = rayon::current_num_threads();
     let panels_in = |kib: usize| kib / (call.inputs + call.outputs);
-    let panels_per_task = panels_in(TASK_KIB).max(panels_in(MAX_TASK_KIB).min(MIN_PANELS)).clamp(1, MAX_PANELS);
+    // [`MIN_PANELS`], or fewer if they exceed [`MAX_TASK_KIB`].
+    let min_panels = panels_in(MAX_TASK_KIB).min(MIN_PANELS);
+    let panels_per_task = panels_in(TASK_KIB).max(min_panels).clamp(1, MAX_PANELS);
     let wanted_groups = panels.div_ceil(panels_per_task);
     // A small number of groups of panels is rounded, so that each thread gets the same number.
     let groups = if wanted_groups < MANY_TASKS_PER_THREAD * threads {
@@ -120,32 +122,31 @@ fn run_task(call: &Call, before: [isize; 2], kernels: &Kernels, grid: TileGrid, 
     patches.resize((panels * ELEMENTS * patch_stride).max(patches.len()), Line::default());
     sums.resize((ELEMENTS * sum_stride).max(sums.len()), Line::default());
     let runs_of_panels: Vec<Vec<TileRun>> = task.panels.clone().map(|panel| grid.runs(panel).collect()).collect();
-    for (runs, patches) in runs_of_panels.iter().zip(patches.chunks_exact_mut(ELEMENTS * patch_stride)) {
-        transform_patches(call, before, runs, bytemuck::cast_slice_mut(patches), patch_stride * NR);
+    for (runs, panel_patches) in runs_of_panels.iter().zip(patches.chunks_exact_mut(ELEMENTS * patch_stride)) {
+        transform_patches(call, before, runs, bytemuck::cast_slice_mut(panel_patches), patch_stride * NR);
     }
     for element in 0..ELEMENTS {
-        for (block, sums) in sums[element * sum_stride..].chunks_exact_mut(panels * SUMS / NR).take(blocks).enumerate()
-        {
-            let weights = kernels.at(task.blocks.start + block, element);
-            for (panel, sums) in sums.chunks_exact_mut(SUMS / NR).enumerate() {
-                let patches = &patches[(panel * ELEMENTS + element) * patch_stride..][..inputs];
-                let patches: &[f32] = bytemuck::cast_slice(patches);
-                let Some(sums) = bytemuck::cast_slice_mut(sums).first_chunk_mut() else { continue };
+        let element_sums = &mut sums[element * sum_stride..];
+        for (block, block_sums) in element_sums.chunks_exact_mut(panels * SUMS / NR).take(blocks).enumerate() {
+            let kernel = kernels.at(task.blocks.start + block, element);
+            for (panel, panel_sums) in block_sums.chunks_exact_mut(SUMS / NR).enumerate() {
+                let patch_lines = &patches[(panel * ELEMENTS + element) * patch_stride..][..inputs];
+                let patch: &[f32] = bytemuck::cast_slice(patch_lines);
+                let Some(tile_sums) = bytemuck::cast_slice_mut(panel_sums).first_chunk_mut() else { continue };
                 for first in (0..inputs).step_by(KC) {
-                    let range = first..(first + KC).min(inputs);
-                    let (weights, patches) = (&weights[first * MR..range.end * MR], &patches[first * NR..]);
+                    let end = (first + KC).min(inputs);
                     let adds_to_sums = first > 0;
-                    accumulate(weights, &patches[..range.len() * NR], sums, adds_to_sums);
+                    accumulate(&kernel[first * MR..end * MR], &patch[first * NR..end * NR], tile_sums, adds_to_sums);
                 }
             }
         }
     }
-    let sums: &[f32] = bytemuck::cast_slice(sums);
+    let all_sums: &[f32] = bytemuck::cast_slice(sums);
     for block in 0..blocks {
         let first = (task.blocks.start + block) * MR;
         for (panel, runs) in runs_of_panels.iter().enumerate() {
-            let sums = &sums[(block * panels + panel) * SUMS..];
-            transform_results(call, runs, first..(first + MR).min(call.outputs), sums, sum_stride * NR);
+            let panel_sums = &all_sums[(block * panels + panel) * SUMS..];
+            transform_results(call, runs, first..(first + MR).min(call.outputs), panel_sums, sum_stride * NR);
         }
     }
 }
@@ -175,18 +176,18 @@ vectorised! {
         let [rows, columns] = call.written;
         for (lane, channel) in channels.enumerate() {
             let bias = call.finish.bias.map_or(0.0, |bias| bias[channel]);
-            let mut tiles = result_transform(&sums[lane * NR..], element_stride, bias);
+            let mut output_rows = result_transform(&sums[lane * NR..], element_stride, bias);
             for run in runs {
                 let first_row = (run.image * call.outputs + channel) * rows;
-                for (tiles, row) in tiles.iter_mut().zip(run.at[0]..rows) {
+                for (outputs, row) in output_rows.iter_mut().zip(run.at[0]..rows) {
                     let to = (first_row + row) * columns + run.at[1];
                     // The common case: a whole panel in one row.
                     if run.count == NR && columns - run.at[1] >= 2 * NR {
-                        store::<M>(call, channel, to, tiles);
+                        store::<M>(call, channel, to, outputs);
                         continue;
                     }
                     let count = (2 * run.count).min(columns - run.at[1]);
-                    store::<M>(call, channel, to, &mut tiles[2 * run.lane..][..count]);
+                    store::<M>(call, channel, to, &mut outputs[2 * run.lane..][..count]);
                 }
             }
         }
