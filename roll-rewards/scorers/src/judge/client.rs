@@ -97,8 +97,8 @@ impl Client {
     }
 
     /// Asks one address after the other until one answers or fails permanently. Adds the number of requests to `times`.
-    /// If none answers, returns an address and the reason: the address that failed permanently, else the first busy one,
-    /// else the last one.
+    /// If none answers, returns an address and the reason: the address that failed permanently, else the first busy
+    /// one, else the last one.
     fn ask_each(&self, body: &[u8], times: &mut u32) -> std::result::Result<Vec<u8>, (String, NoAnswer)> {
         let (resting, mut addresses): (Vec<_>, Vec<_>) =
             self.addresses.iter().partition(|address| address.is_resting());

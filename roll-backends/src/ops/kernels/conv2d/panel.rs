@@ -133,9 +133,9 @@ fn pack_with(spec: &PanelSpec, panel: &mut [Line], fill: impl Fn(&[f32], &[TapRu
     let PanelSpec { call, pass, runs, range, .. } = spec;
     let (taps, step) = (pass.taps.len(), pass.read_step[1]);
     let (depth, columns_of_panel) = (range.len(), runs.len());
-    // Along the depth, taps repeat with each channel: tap 0 of the next channel follows the last tap. A panel with fewer
-    // lines than the kernel has taps reads only the taps of its lines, from that of its first line on, in this cyclic
-    // order. Any other panel reads all taps.
+    // Along the depth, taps repeat with each channel: tap 0 of the next channel follows the last tap. A panel shallower
+    // than the kernel reads `depth` taps in this cyclic order, beginning with that of its first line. Any other panel
+    // reads all taps.
     let (first_tap, panel_taps) = if depth < taps { (range.start % taps, depth) } else { (0, taps) };
     // The runs of each column for each tap of the panel. Here taps are counted from `first_tap`, not from the kernel's
     // first tap.
