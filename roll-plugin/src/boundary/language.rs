@@ -1,4 +1,5 @@
-//! [`LanguageModel`] across the boundary. Its methods are further methods of the object of a model.
+//! [`LanguageModel`] across the boundary. A model crosses it as one object, which answers these methods in addition to
+//! those of [`crate::Model`].
 
 use serde_json::Value as Json;
 
