@@ -361,7 +361,7 @@ impl AgenticPpo {
         if prepared.estimates.is_none() || ctx.step >= self.config.critic_warmup {
             report.applied = train(&self.config, ctx, &prepared, &mut report.metrics)?;
         }
-        // After several updates the policy is another one than that which wrote.
+        // Only before the second update is the trained policy still the one that wrote the answers.
         let samples = prepared.samples.len();
         let has_one_update = self.config.ppo_epochs == 1 && samples <= self.config.mini_batch(samples);
         let difference = report.metrics.get("actor/train_infer_abs_diff").filter(|found| **found > MAX_DIFFERENCE);
@@ -390,9 +390,9 @@ impl AgenticPpo {
             let problem = format!("`{NAME}` plays {needed} episodes on this rank and has {opened} environments");
             return Err(Error::Misuse(problem));
         }
-        // A checkpoint of a single rank may have the policy's parameters instead of the episodes, which a resume then
-        // plays again. With several ranks it has the episodes, for which each rank waits.
-        let is_single_rank = ctx.strategy.ranks().all.world_size() == 1;
+        // Whether a checkpoint during a rollout saves the parameters of the policy that plays it, from which a resume
+        // plays the rollout again. With several ranks, checkpoints wait for the episodes and save these instead.
+        let saves_policy = ctx.strategy.ranks().all.world_size() == 1;
         // After a resume: plays the rollout of this step again, by the policy that was playing it.
         if let Some(rollout) = self.prefetcher.unplayed()
             && rollout.step == ctx.step
@@ -404,12 +404,12 @@ impl AgenticPpo {
             let engine = self.engine_of(ctx.model, ctx.step);
             let policy = language(ctx.model, NAME).and_then(|model| model.snapshot());
             ctx.model.write_parameters(&present)?;
-            let parameters = is_single_rank.then_some(rollout.policy);
-            self.prefetcher.begin(&self.config, plan.clone(), policy?, engine?, parameters, ctx.noise)?;
+            let saved_policy = saves_policy.then_some(rollout.policy);
+            self.prefetcher.begin(&self.config, plan.clone(), policy?, engine?, saved_policy, ctx.noise)?;
             self.prefetcher.wait(ctx.progress)?;
         }
-        let parameters =
-            (is_single_rank && self.config.is_asynchronous()).then(|| flat::read(ctx.model)).transpose()?;
+        // The present policy, which plays the next rollout.
+        let present = (saves_policy && self.config.is_asynchronous()).then(|| flat::read(ctx.model)).transpose()?;
         let prefetched = self.prefetcher.take(ctx.step)?;
         let mut engine = match prefetched.is_none() || self.config.is_asynchronous() {
             true => self.engine_of(ctx.model, ctx.step)?,
@@ -426,8 +426,8 @@ impl AgenticPpo {
         };
         if self.config.is_asynchronous() {
             let next = EpisodePlan { step: ctx.step + 1, ..plan };
-            let parameters = parameters.map(Arc::new);
-            self.prefetcher.begin(&self.config, next, model.snapshot()?, engine, parameters, ctx.noise)?;
+            let saved_policy = present.map(Arc::new);
+            self.prefetcher.begin(&self.config, next, model.snapshot()?, engine, saved_policy, ctx.noise)?;
         }
         Ok((episodes, policy_age))
     }
