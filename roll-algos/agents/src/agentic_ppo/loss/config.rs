@@ -1,4 +1,4 @@
-//! Options of the policy loss, under the reference's names.
+//! Options of the policy loss, named as in the reference implementation.
 
 use roll_core::keys::check_ranges;
 use roll_core::{Error, Result};
@@ -27,13 +27,14 @@ pub enum PgVariant {
     /// Clipped surrogate (<https://arxiv.org/abs/1707.06347>).
     #[default]
     Ppo,
-    /// Truncated importance sampling: `-clamp(ratio) A log p`, with the ratio as a constant.
+    /// Truncated importance sampling: `-clamp(ratio) A log p`, with the ratio as a constant, clamped to
+    /// [tis_lower_bound, tis_upper_bound].
     Tis,
     /// Tapered off-policy REINFORCE (<https://arxiv.org/abs/2503.14286>): `vanilla` for episodes with a positive score;
     /// for other episodes weighted by the ratio, which is truncated at 1.
     Topr,
-    /// CISPO, clipped importance weights (<https://arxiv.org/abs/2506.13585>): `-clamp(ratio) A log p`, with the ratio
-    /// as a constant.
+    /// CISPO, clipped importance weights (<https://arxiv.org/abs/2506.13585>): the formula of `tis`, with the ratio
+    /// clamped around 1, to [1 - cispo_epsilon_low, 1 + cispo_epsilon_high].
     Cispo,
     /// Kimi k1.5 (<https://arxiv.org/abs/2501.12599>): `vanilla` plus the squared log-ratio as a penalty.
     Kimi15,
@@ -61,7 +62,7 @@ pub struct LossConfig {
     /// Whether the loss of bad actions is bounded too (<https://arxiv.org/abs/1912.09729>).
     pub dual_clip_loss: bool,
     /// Bound of `dual_clip_loss`, as a multiple of the advantage's magnitude. `null`: 1 + 2 pg_clip, as in the
-    /// reference.
+    /// reference implementation.
     #[schemars(extend("exclusiveMinimum" = 1))]
     pub dual_clip: Option<f64>,
     /// Whether the KL to the reference policy is part of the loss.
@@ -94,7 +95,7 @@ pub struct LossConfig {
     /// `kimi15`: weight of the squared log-ratio.
     #[schemars(range(min = 0))]
     pub kimi15_tau: f64,
-    /// Whether fractions and means in metrics include prompts and padding, as those of the reference do.
+    /// Whether fractions and means in metrics include prompts and padding, as those of the reference implementation do.
     pub reference_metrics: bool,
 }
 
