@@ -61,10 +61,11 @@ pub struct EvaluationConfig {
     pub stop_when: Option<StopWhen>,
     /// Prompts whose videos are generated before and after training and at every evaluation, each time from the same
     /// noise, for people to look at: texts, or maps with the keys below. Their size and length are those of the section
-    /// `data`; without a size there the picture's, or 16:9, of at most `data.max_pixels`.
+    /// `data`. If `data` has no size, videos have at most `data.max_pixels`, and the ratio of their picture or, without
+    /// a picture, 16:9.
     pub prompts: Vec<SamplePrompt>,
-    /// At the end of a run whose only reward compares videos (`vote`), it compares the videos before and after training
-    /// of this many evaluated clips at most. 0: none.
+    /// Greatest number of evaluated clips for which a reward that compares videos (`vote`), if it is the only reward,
+    /// compares the video before training with the video after training at the end of the run. 0: none.
     pub compare: usize,
 }
 
