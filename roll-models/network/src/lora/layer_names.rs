@@ -71,9 +71,10 @@ pub(super) fn flat(layer: &str) -> String {
 
 /// Returns the official name of a layer of Wan from its name with underscores; `None` if Wan has no such layer.
 pub(super) fn unflatten(flat_name: &str) -> Option<String> {
-    // Blocks and the head count as layers, too: files may have a difference of their modulation.
-    let modulated = [("blocks.#", "blocks.#"), ("head", "head")];
-    names::dit_layers().chain(modulated).find_map(|(official, other)| {
+    // A block and the head have a parameter of their own, `modulation`. Files may contain what is added to it
+    // (`.diff_m`) under the name of the block or of the head, which are therefore layers here.
+    let with_modulation = [("blocks.#", "blocks.#"), ("head", "head")];
+    names::dit_layers().chain(with_modulation).find_map(|(official, other)| {
         [official, other].into_iter().find_map(|pattern| {
             let number = match_flat(pattern, flat_name)?;
             Some(official.replacen('#', number, 1))
