@@ -18,9 +18,11 @@ fn check(options: &Options, context: &BuildContext) -> Result<FilesFound> {
     let Some(path) = &options.model_path else {
         return Ok(FilesFound { lines: vec!["the built-in small language model".into()], missing: None });
     };
-    let downloads = Hub::from_env().remote.is_some();
+    // Whether a run could download the files. The check itself does not: `Hub::of` turns downloads off for it.
+    let can_download = Hub::from_env().remote.is_some();
     let location = match source::locate(path, context.resolve(path), &Hub::of(context)) {
-        Err(error) if downloads => return Ok(FilesFound { missing: Some(error.chain()), ..FilesFound::default() }),
+        // A run would download the files.
+        Err(error) if can_download => return Ok(FilesFound { missing: Some(error.chain()), ..FilesFound::default() }),
         location => location?,
     };
     if source::is_gguf(&location)? {
