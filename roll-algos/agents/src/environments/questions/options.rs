@@ -25,8 +25,8 @@ pub struct QuestionsOptions {
     /// Where questions come from.
     pub source: Source,
     /// File of questions: JSON lines or a JSON list. Or a directory of such files, in which those whose names begin with
-    /// `validation`, `valid`, `dev` or `test` are validated on. `null` with `validation_path`: nothing is trained on
-    /// (`roll eval`).
+    /// `validation`, `valid`, `dev` or `test` are validated on. May be `null` if `validation_path` is set; then no
+    /// question is trained on (`roll eval`).
     pub path: Option<PathBuf>,
     /// Key of a row's question, a text or a list of messages; dots lead into objects. `null`: `question`, `prompt` or
     /// `problem`.
@@ -54,7 +54,7 @@ pub struct QuestionsOptions {
     /// Time limit of a judgement in seconds, after which the process is killed.
     #[schemars(extend("exclusiveMinimum" = 0))]
     pub timeout: f64,
-    /// Most processes of `command`.
+    /// Maximum number of processes of `command` at the same time.
     #[schemars(range(min = 1))]
     pub workers: usize,
 }
