@@ -31,8 +31,8 @@ pub const INIT: &str = r"Examples:
   roll init my.yaml --yes --set algo.name=flow_matching \
     --set model.model_paths=wan22_paths.json --set data.metadata=clips
 
-Each answer is looked at when it is given. Without files of a model it is a
-configuration of the demo.";
+Each answer is checked when it is given. If you name no files of a model, the
+written configuration is that of the demo.";
 
 pub const CHECK: &str = r"Examples:
   roll check my.yaml
@@ -109,8 +109,9 @@ pub const WATCH: &str = r"Examples:
   roll watch runs/a runs/b --port 4711 --control
   roll watch --vote runs/a
 
-The page is for this machine alone, and for those who have its address. From
-another machine: ssh -L 4711:127.0.0.1:4711 HOST, with --port 4711.";
+The page can be opened on this machine only, by the printed address, which has
+a secret. From another machine: ssh -L 4711:127.0.0.1:4711 HOST, with
+--port 4711.";
 
 pub const PLOT: &str = r"Example:
   roll plot runs/a runs/b --x eval/unseen_kl --y eval/unseen --output plot.svg";
