@@ -307,8 +307,8 @@ impl RewardScorer for WeightedSum {
         self.parts.iter().any(|part| part.scorer.compares())
     }
 
-    /// First, every part scores one video after the other; parts that compare have no such score. Then the parts that
-    /// compare score the group. They come last because they may wait, such as for a person.
+    /// First scores each video with every part. Then each part that compares scores the group; the result replaces its
+    /// scores of single videos, which are missing. These parts come last because they may wait, such as for a person.
     fn score_group(
         &mut self,
         videos: &[Video],
