@@ -37,7 +37,8 @@ pub(super) fn nothing_evaluated(evaluation: &EvaluationConfig) -> Option<String>
     })
 }
 
-/// A note when the metadata name masks, for an algorithm that does not train on clips.
+/// The note that the masks of the metadata have no effect, for an algorithm that does not train on clips; `None` if no
+/// row has a mask.
 pub(super) fn unused_masks(metadata: &Metadata) -> Option<String> {
     let masked = metadata.rows.iter().filter(|row| row.mask.is_some() && row.is_first_window()).count();
     let rows = if masked == 1 { "row of `data.metadata` has" } else { "rows of `data.metadata` have" };
