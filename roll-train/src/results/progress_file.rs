@@ -1,5 +1,5 @@
-//! `progress.json`: the record and the figures of a run after its newest evaluation. A report of a run that goes on
-//! reads it, because the newest checkpoint may be older, or there may be none yet.
+//! `progress.json`: the record and the figures of a run after its newest evaluation. The report of an unfinished run is
+//! made from it, because the newest checkpoint may be older, or there may be none yet.
 
 use std::collections::BTreeMap;
 use std::path::Path;
