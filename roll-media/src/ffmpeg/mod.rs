@@ -6,8 +6,8 @@
 //!
 //! Protection against harmful files: the name is passed as `file:NAME`, which is neither an option nor another
 //! protocol. Only the protocols `file` and `pipe` are allowed, and only formats that contain the video themselves (no
-//! playlists, which name other files). The size of frames is limited ([`MAX_PIXELS`]), the listed index to
-//! [`process::MAX_INDEX_BYTES`], and a program that runs longer than [`process::TIME_LIMIT`] is killed.
+//! playlists, which name other files). A frame has at most [`MAX_PIXELS`]. The list of packets or frames that ffprobe
+//! prints has at most [`process::MAX_INDEX_BYTES`]. A program that runs longer than [`process::TIME_LIMIT`] is killed.
 
 mod description;
 mod index;
