@@ -241,7 +241,8 @@ impl CachedSequences {
         let (mut from_prompts, mut slots, mut bias) = (Vec::new(), Vec::new(), Vec::new());
         for sequence in self.iter() {
             let prompt = &sequence.prompt;
-            // An empty prompt may lie at the end of the cache, so that its padding reads the first row.
+            // Padding repeats the last row of the prompt. An empty prompt has none, and may lie at either end of the
+            // cache; its padding reads the first row of the cache.
             let padding = if prompt.is_empty() { 0 } else { prompt.end - 1 };
             let row_of = |i: usize| if i < prompt.len() { prompt.start + i } else { padding };
             from_prompts.extend((0..longest_prompt).map(|i| row_of(i) as i64));
