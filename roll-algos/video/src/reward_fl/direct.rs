@@ -71,9 +71,9 @@ impl Direct {
         let fitting_steps: Vec<usize> = plan.acting.iter().copied().filter(fits).collect();
         if fitting_steps.is_empty() {
             let problem = format!(
-                "expected steps that are trained at noise levels above {} and below 1, where the level that is {0} \
-                 lower is also one of a trained expert, found none: let `mid_timestep` and `final_timestep` include some",
-                self.step
+                "expected a trained step whose noise level is above {step} and below 1, and whose noise level minus {step} \
+                 belongs to a trained expert, found none: let `mid_timestep` and `final_timestep` include such a step",
+                step = self.step
             );
             return Err(Error::config("algo.trained_steps.direct.step", problem));
         }
