@@ -146,17 +146,24 @@ impl WorkerProcess {
     /// Sends a request and returns the answer. The outer error means that no answer came and the process is unusable.
     fn request<T: DeserializeOwned>(&mut self, request: &impl Serialize) -> Answer<Answer<T>> {
         let line = serde_json::to_string(request).map_err(|e| e.to_string())?;
-        let cause = match self.0.ask(line + "\n", LIMIT).map_err(|no_answer| no_answer.reason) {
-            Ok(answer) => return serde_json::from_slice(&answer).map_err(|e| format!("its answer is not valid: {e}")),
-            Err(Reason::Late(limit)) => return Err(format!("it took longer than {} s and was ended", limit.as_secs())),
-            Err(Reason::Ended(status)) => status.to_string(),
-            Err(Reason::Closed | Reason::Invalid(_)) => "its answer is too long".into(),
-        };
-        Err(format!(
-            "it took more than {} MB of memory, {} MB of stack or {} MB of text, and was ended ({cause})",
-            MEMORY >> 20,
-            STACK >> 20,
-            MAX_ANSWER >> 20
-        ))
+        let answer = self.0.ask(line + "\n", LIMIT).map_err(|no_answer| problem_of(no_answer.reason))?;
+        serde_json::from_slice(&answer).map_err(|e| format!("its answer is not valid: {e}"))
     }
+}
+
+/// The problem of a template whose process did not answer. A process that exceeds its memory or stack ends; one whose
+/// answer exceeds [`MAX_ANSWER`] is ended.
+fn problem_of(reason: Reason) -> String {
+    let cause = match reason {
+        Reason::Late(limit) => return format!("it took longer than {} s and was ended", limit.as_secs()),
+        Reason::Ended(status) => status.to_string(),
+        Reason::Closed => "its output is closed".into(),
+        Reason::Invalid(_) => "its answer is too long".into(),
+    };
+    format!(
+        "it took more than {} MB of memory, {} MB of stack or {} MB of text, and was ended ({cause})",
+        MEMORY >> 20,
+        STACK >> 20,
+        MAX_ANSWER >> 20
+    )
 }
