@@ -123,13 +123,12 @@ impl<T: DeviceTensor> Offloaded<T> {
             TensorLocation::Host(tensor) => tensor.f32s(),
             #[cfg(feature = "libtorch")]
             TensorLocation::OnCopyStream(overlapped) => overlapped.values(),
-            TensorLocation::ToHost(_) | TensorLocation::ToDevice(_) => {
-                Err(Error::Misuse("expected a tensor in host memory, found one that returns to its device".into()))
-            }
+            TensorLocation::ToHost(_) | TensorLocation::ToDevice(_) => Err(not_in_host_memory()),
         }
     }
 
-    /// Starts a copy to the device and keeps the tensor in host memory, so that it can be copied again.
+    /// Starts a copy to the device and keeps the tensor in host memory, so that it can be copied again. Fails after
+    /// [`Offloaded::prefetch`], which does not keep it there.
     pub fn begin_upload(&mut self) -> Result<InFlight<T>> {
         self.release()?;
         Ok(InFlight(match &mut self.location {
@@ -139,8 +138,8 @@ impl<T: DeviceTensor> Offloaded<T> {
             }
             #[cfg(feature = "libtorch")]
             TensorLocation::OnCopyStream(overlapped) => Transfer::OnCopyStream(overlapped.upload()?),
-            // Does not happen: `release` has replaced `ToHost`, and callers do not upload a tensor that is in flight.
-            TensorLocation::ToHost(_) | TensorLocation::ToDevice(_) => return Err(copy_panicked()),
+            // `release` has replaced `ToHost`.
+            TensorLocation::ToHost(_) | TensorLocation::ToDevice(_) => return Err(not_in_host_memory()),
         }))
     }
 }
@@ -225,6 +224,11 @@ fn downloaded<E: burn_tensor::Element>(values: TensorData) -> Result<Vec<E>> {
 
 fn received<T>(pending: &Receiver<Result<T>>) -> Result<T> {
     pending.recv().unwrap_or_else(|_| Err(copy_panicked()))
+}
+
+/// The error of a caller that needs a tensor in host memory after [`Offloaded::prefetch`].
+fn not_in_host_memory() -> Error {
+    Error::Misuse("expected a tensor in host memory, found one that returns to its device".into())
 }
 
 /// The error after a panic of the copying thread, whose message is already printed.
