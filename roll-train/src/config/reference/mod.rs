@@ -225,14 +225,16 @@ fn batch(
         to.put("training.gradient_accumulation_steps", accumulation_value);
         return Ok(());
     };
-    let samples_per_update = accumulation.saturating_mul(devices).saturating_mul(per_device);
-    let accumulation_here = match accumulation.saturating_mul(devices).checked_rem(ranks) {
-        Some(0) => accumulation * devices / ranks,
+    // Numbers in a file may be so large that their product does not fit.
+    let accumulation_of_all = accumulation.saturating_mul(devices);
+    let samples_per_update = accumulation_of_all.saturating_mul(per_device);
+    let accumulation_here = match accumulation_of_all.checked_rem(ranks) {
+        Some(0) => accumulation_of_all / ranks,
         _ => {
             notes.push(format!(
                 "{}: an update of {samples_per_update} samples cannot be divided among {ranks} ranks; each takes {}",
                 path.display(),
-                accumulation * per_device
+                accumulation.saturating_mul(per_device)
             ));
             accumulation
         }
