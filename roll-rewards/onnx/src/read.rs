@@ -239,9 +239,15 @@ impl<'a> GraphReader<'a> {
 
     /// Stores the outputs of a folded node as constants. Fails if all folded constants exceed the budget.
     fn store_folded(&mut self, node: &Node, values: Vec<Value>) -> Result<(), Problem> {
+        let budget = self.fold_budget;
+        let too_many = || {
+            Problem(format!(
+                "constants computed from others have more than {budget} numbers in all: {MAX_FOLDED}, and one per byte of \
+                 the file"
+            ))
+        };
         for (slot, value) in node.outputs.iter().zip(values) {
             let count = value.shape().iter().product::<usize>();
-            let too_many = || Problem(format!("constants computed from others come to more than {MAX_FOLDED} numbers"));
             self.fold_budget_left = self.fold_budget_left.checked_sub(count).ok_or_else(too_many)?;
             if let Some(slot) = slot {
                 self.constants[*slot] = Some(Constant::new(value)?);
