@@ -242,8 +242,8 @@ impl<'a> GraphReader<'a> {
         let budget = self.fold_budget;
         let too_many = || {
             Problem(format!(
-                "constants computed from others have more than {budget} numbers in all: {MAX_FOLDED}, and one per byte of \
-                 the file"
+                "constants computed from others have more than {budget} numbers in all: {MAX_FOLDED}, and one per byte \
+                 of the file"
             ))
         };
         for (slot, value) in node.outputs.iter().zip(values) {

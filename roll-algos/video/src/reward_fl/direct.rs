@@ -71,8 +71,8 @@ impl Direct {
         let fitting_steps: Vec<usize> = plan.acting.iter().copied().filter(fits).collect();
         if fitting_steps.is_empty() {
             let problem = format!(
-                "expected a trained step whose noise level is above {step} and below 1, and whose noise level minus {step} \
-                 belongs to a trained expert, found none: let `mid_timestep` and `final_timestep` include such a step",
+                "expected a trained step whose noise level is above {step} and below 1, and whose noise level minus \
+                 {step} belongs to a trained expert, found none: let `mid_timestep` and `final_timestep` include one",
                 step = self.step
             );
             return Err(Error::config("algo.trained_steps.direct.step", problem));
