@@ -1,5 +1,5 @@
 //! Translates ROLL's own configurations into this project's keys: configurations of Reward-FL
-//! (`reward_fl_config.yaml`) here, configurations of the agentic pipeline in `agentic.rs`.
+//! (`reward_fl_config.yaml`) here, configurations of the agentic pipeline in `agentic`.
 //!
 //! A key keeps its meaning. A key that is missing gets ROLL's default if that default differs from ours. Keys that have
 //! no effect here are listed in a note.
