@@ -1,47 +1,26 @@
 //! Options of the Wan models.
 
-use std::borrow::Cow;
+mod memory;
+mod model_paths;
+mod notes;
+mod vae;
+
 use std::path::PathBuf;
 
-use burn_tensor::DType;
-use roll_core::{
-    ConfiguredOptions, Error, IdleKeys, Kind, OptionNotes, Result, ResultExt, WeightPlacement, When, parse_options,
-};
+use roll_core::{Error, Result, ResultExt};
 use roll_network::comma_list::{self, split};
 use roll_network::lora::{AdapterSources, LoraRequest};
-use roll_network::precision::{ComputeDType, DeviceTraits, Products, WeightsDType};
+use roll_network::precision::{ComputeDType, Products, WeightsDType};
 use roll_network::trainable::{Trainable, check_alpha};
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer, Serialize, de};
 use serde_json::Value as Json;
 
 use super::vae::Tiling;
 
-/// The value of `model_paths`.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(untagged, expecting = "expected a path, or a list whose entries are a path or a list of shards")]
-pub enum ModelPaths {
-    /// A JSON file with the list, or a directory.
-    Path(PathBuf),
-    /// The list.
-    List(Vec<PathEntry>),
-}
-
-impl From<PathBuf> for ModelPaths {
-    fn from(path: PathBuf) -> Self {
-        Self::Path(path)
-    }
-}
-
-/// One entry of a list of weight files.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
-#[serde(untagged)]
-pub enum PathEntry {
-    /// A file, an index of shards, a glob, or a directory of the official or the diffusers layout.
-    One(String),
-    /// The shards of one network.
-    Shards(Vec<String>),
-}
+pub use self::memory::{IdleExpert, KeepAttention, Placement};
+pub use self::model_paths::{ModelPaths, PathEntry};
+pub use self::vae::{Checkpoints, TileSize, VaeDType};
 
 /// Options of the model `wan2_2`. Names and defaults follow the reference implementation where it has the option.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -155,264 +134,8 @@ pub struct WanOptions {
 const DEFAULT_RANK: usize = 32;
 /// Layers of a LoRA that does not start from a file.
 const DEFAULT_TARGETS: &str = "q,k,v,o,ffn.0,ffn.2";
-/// Number of weights of one expert of Wan2.2-A14B.
-const A14B_EXPERT_WEIGHTS: u64 = 14_288_491_584;
-/// Bytes per weight in full fine-tuning: parameter, gradient and two moments, all f32.
-const TRAINED_BYTES: u64 = 16;
 /// Possible inputs in addition to the prompt.
 const INPUTS: [&str; 2] = ["input_image", "end_image"];
-
-roll_core::inventory::submit! {
-    OptionNotes { kind: Kind::Model, name: "wan2_2", idle: roll_network::trainable::IDLE_KEYS, more: Some(notes) }
-}
-
-/// Notes on keys of the section `model` that have no effect, and on the memory of full fine-tuning.
-fn notes(config: &ConfiguredOptions<'_>) -> Result<Vec<String>> {
-    let options: WanOptions = match config.value("model") {
-        Some(Json::Object(options)) => {
-            let options =
-                options.iter().filter(|(key, _)| *key != "name").map(|(k, v)| (k.clone(), v.clone())).collect();
-            parse_options("model", &options)?
-        }
-        _ => return Ok(Vec::new()),
-    };
-    options.check()?;
-    let mut notes = Vec::new();
-    if let (Some(base), Some(models)) = (&options.lora_base_model, &options.trainable_models)
-        && options.lora_rank != Some(0)
-        && split(base) != split(models)
-    {
-        notes.extend(config.idle(&[IdleKeys {
-            keys: &["model.trainable_models"],
-            when: When::Always,
-            because: "`model.lora_base_model` names the network that carries the LoRA",
-        }]));
-    }
-    if !options.use_gradient_checkpointing && !options.use_gradient_checkpointing_offload {
-        notes.extend(config.idle(&[IdleKeys {
-            keys: &["model.keep_attention"],
-            when: When::Always,
-            because: "without `model.use_gradient_checkpointing` nothing is recomputed",
-        }]));
-    }
-    if options.lora_rank == Some(0) {
-        let experts = options.lora_base_model.as_ref().or(options.trainable_models.as_ref());
-        notes.push(format!(
-            "`model.lora_rank: 0`: every weight of `{}` is trained, with {TRAINED_BYTES} bytes of parameters, gradient \
-             and optimizer each (an expert of 14B: {} GB); `model.lora_rank: {DEFAULT_RANK}` trains a LoRA instead",
-            experts.map_or("dit2", String::as_str),
-            A14B_EXPERT_WEIGHTS * TRAINED_BYTES / 1_000_000_000,
-        ));
-    }
-    Ok(notes)
-}
-
-/// Location of frozen weights.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum Placement {
-    /// As the strategy requires, or resident.
-    #[default]
-    Auto,
-    /// Always on the device.
-    Resident,
-    /// Memory-mapped files, which are read block by block with a prefetch of one block.
-    Streamed,
-    /// Host memory; blocks are copied to the device one by one, with a prefetch of one block.
-    Host,
-    /// Sharded between the ranks; gathered block by block.
-    Sharded,
-}
-
-impl Placement {
-    /// Returns this location, or the strategy's if this one is `Auto`.
-    pub fn or(self, wanted: Option<WeightPlacement>) -> Self {
-        match (self, wanted) {
-            (Self::Auto, Some(WeightPlacement::Resident)) => Self::Resident,
-            (Self::Auto, Some(WeightPlacement::Streamed)) => Self::Streamed,
-            (Self::Auto, Some(WeightPlacement::Sharded)) => Self::Sharded,
-            (given, _) => given,
-        }
-    }
-
-    /// The location as [`roll_core::Distribution`] names it.
-    pub(super) fn to_weight_placement(self) -> WeightPlacement {
-        match self {
-            Self::Auto | Self::Resident => WeightPlacement::Resident,
-            Self::Streamed | Self::Host => WeightPlacement::Streamed,
-            Self::Sharded => WeightPlacement::Sharded,
-        }
-    }
-}
-
-/// Location of the weights of the expert that is not in use.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum IdleExpert {
-    /// `keep` on the CPU; `host` or `drop` on GPUs if memory is short.
-    #[default]
-    Auto,
-    /// The device.
-    Keep,
-    /// Host memory, in the dtype of the device.
-    Host,
-    /// The weight files.
-    Drop,
-}
-
-impl IdleExpert {
-    /// Resolves `Auto` for experts of `bytes` bytes in total. `memory` is that of the GPU, if the device is a GPU whose
-    /// memory is known. `is_converted` says whether weights are computed while they are read, because the files have
-    /// another dtype or LoRAs are merged. Computing is slower than a copy, so such experts stay in host memory instead
-    /// of being read again.
-    pub(super) fn chosen(self, bytes: usize, is_gpu: bool, memory: Option<u64>, is_converted: bool) -> Self {
-        let take_at_most_half = |memory: u64| 2 * bytes as u64 <= memory;
-        match self {
-            // The CPU computes in host memory.
-            Self::Auto if !is_gpu => Self::Keep,
-            Self::Auto if memory.is_some_and(take_at_most_half) => Self::Keep,
-            Self::Auto if is_converted => Self::Host,
-            Self::Auto => Self::Drop,
-            given => given,
-        }
-    }
-}
-
-/// Size of the tiles of the VAE in latent pixels.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum TileSize {
-    /// Chosen by the device's memory.
-    #[default]
-    Auto,
-    /// Whole frames: one tile.
-    #[serde(rename = "none")]
-    Whole,
-    /// Height and width.
-    #[serde(untagged)]
-    Of([usize; 2]),
-}
-
-impl JsonSchema for TileSize {
-    fn schema_name() -> Cow<'static, str> {
-        "TileSize".into()
-    }
-
-    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        json_schema!({"anyOf": [{"const": "auto"}, {"const": "none"}, <[usize; 2]>::json_schema(generator)]})
-    }
-}
-
-impl<'de> Deserialize<'de> for TileSize {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
-        let words = [("auto", Self::Auto), ("none", Self::Whole)];
-        word_or(deserializer, &words, Self::Of, "`auto`, `none` or [height, width]")
-    }
-}
-
-/// Reads one of `words`, or else a value for `of`. YAML's `null` is the word `none`.
-fn word_or<'de, D: Deserializer<'de>, C: Copy, T: de::DeserializeOwned>(
-    deserializer: D,
-    words: &[(&str, C)],
-    of: fn(T) -> C,
-    expected: &str,
-) -> std::result::Result<C, D::Error> {
-    let value = Json::deserialize(deserializer)?;
-    let word = if value.is_null() { Some("none") } else { value.as_str() };
-    if let Some((_, choice)) = words.iter().find(|(name, _)| word == Some(*name)) {
-        return Ok(*choice);
-    }
-    let unexpected = |_| de::Error::custom(format!("expected {expected}, found {value}"));
-    serde_json::from_value(value.clone()).map(of).map_err(unexpected)
-}
-
-/// Number of checkpoints in the VAE's decoder.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum Checkpoints {
-    /// Chosen by the available memory.
-    #[default]
-    Auto,
-    /// This number, besides the first.
-    #[serde(untagged)]
-    Of(usize),
-}
-
-impl JsonSchema for Checkpoints {
-    fn schema_name() -> Cow<'static, str> {
-        "Checkpoints".into()
-    }
-
-    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        json_schema!({"anyOf": [{"const": "auto"}, usize::json_schema(generator)]})
-    }
-}
-
-impl<'de> Deserialize<'de> for Checkpoints {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
-        word_or(deserializer, &[("auto", Self::Auto)], Self::Of, "`auto` or a whole number of at least 0")
-    }
-}
-
-/// Whether results of self-attention are kept.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum KeepAttention {
-    /// If they fit on the device.
-    #[default]
-    Auto,
-    /// As given.
-    #[serde(untagged)]
-    Of(bool),
-}
-
-impl KeepAttention {
-    /// Whether results are kept whatever the memory of the device is. `Auto` keeps them only where they are known to
-    /// fit.
-    pub fn is_always(self) -> bool {
-        self == Self::Of(true)
-    }
-}
-
-impl JsonSchema for KeepAttention {
-    fn schema_name() -> Cow<'static, str> {
-        "KeepAttention".into()
-    }
-
-    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        json_schema!({"anyOf": [{"const": "auto"}, bool::json_schema(generator)]})
-    }
-}
-
-impl<'de> Deserialize<'de> for KeepAttention {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
-        word_or(deserializer, &[("auto", Self::Auto)], Self::Of, "`auto`, `true` or `false`")
-    }
-}
-
-/// Dtype of the VAE's decoder.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum VaeDType {
-    /// bf16 on `libtorch-cuda`, f32 elsewhere.
-    #[default]
-    Auto,
-    /// f32.
-    F32,
-    /// bf16, accumulated in f32.
-    Bf16,
-}
-
-impl VaeDType {
-    /// The dtype of a decoder on `device`. Fails if bf16 is requested and the device has none.
-    pub fn of(self, device: DeviceTraits) -> Result<DType> {
-        match self {
-            Self::Bf16 => device.bf16("model.vae_dtype"),
-            Self::Auto if device.convolves_bf16 => Ok(DType::BF16),
-            Self::Auto | Self::F32 => Ok(DType::F32),
-        }
-    }
-}
 
 impl Default for WanOptions {
     fn default() -> Self {
@@ -546,15 +269,31 @@ impl WanOptions {
     }
 }
 
+/// Reads one of `words`, or else a value for `of`. YAML's `null` is the word `none`.
+fn word_or<'de, D: Deserializer<'de>, C: Copy, T: de::DeserializeOwned>(
+    deserializer: D,
+    words: &[(&str, C)],
+    of: fn(T) -> C,
+    expected: &str,
+) -> std::result::Result<C, D::Error> {
+    let value = Json::deserialize(deserializer)?;
+    let word = if value.is_null() { Some("none") } else { value.as_str() };
+    if let Some((_, choice)) = words.iter().find(|(name, _)| word == Some(*name)) {
+        return Ok(*choice);
+    }
+    let unexpected = |_| de::Error::custom(format!("expected {expected}, found {value}"));
+    serde_json::from_value(value.clone()).map(of).map_err(unexpected)
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use roll_core::Options;
+    use roll_core::parse_options;
     use serde_json::json;
 
     use super::*;
 
-    fn parsed(options: serde_json::Value) -> Result<WanOptions> {
+    pub(super) fn parsed(options: serde_json::Value) -> Result<WanOptions> {
         parse_options("model", options.as_object().unwrap())
     }
 
@@ -574,65 +313,6 @@ mod tests {
         assert_eq!((list.lora_targets(), list.wants("end_image")), (vec!["q".into(), "k".into()], true));
         let base = parsed(json!({"lora_base_model": ["dit"]})).unwrap();
         assert_eq!(base.trained_experts(true, &[]).unwrap(), ["dit"]);
-    }
-
-    #[test]
-    fn tile_size_is_a_word_a_size_or_null() {
-        let tiles = |value: serde_json::Value| parsed(json!({"vae_tile_size": value})).map(|o| o.vae_tile_size);
-        assert_eq!(tiles(json!("auto")).unwrap(), TileSize::Auto);
-        assert_eq!((tiles(json!("none")).unwrap(), tiles(json!(null)).unwrap()), (TileSize::Whole, TileSize::Whole));
-        assert_eq!(tiles(json!([34, 34])).unwrap(), TileSize::Of([34, 34]));
-        for value in [json!("some"), json!([34]), json!(34)] {
-            let message = tiles(value).unwrap_err().to_string();
-            assert!(message.contains("[height, width]"), "{message}");
-        }
-        for size in [TileSize::Auto, TileSize::Whole, TileSize::Of([8, 9])] {
-            let text = serde_json::to_value(size).unwrap();
-            assert_eq!(serde_json::from_value::<TileSize>(text).unwrap(), size);
-        }
-    }
-
-    #[test]
-    fn checkpoints_are_auto_or_a_number() {
-        let checkpoints =
-            |value: serde_json::Value| parsed(json!({"vae_checkpoints": value})).map(|o| o.vae_checkpoints);
-        assert_eq!(checkpoints(json!("auto")).unwrap(), Checkpoints::Auto);
-        assert_eq!(checkpoints(json!(0)).unwrap(), Checkpoints::Of(0));
-        for value in [json!("all"), json!(-1), json!([4])] {
-            let message = checkpoints(value).unwrap_err().to_string();
-            assert!(message.contains("vae_checkpoints"), "{message}");
-        }
-        for count in [Checkpoints::Auto, Checkpoints::Of(7)] {
-            let text = serde_json::to_value(count).unwrap();
-            assert_eq!(serde_json::from_value::<Checkpoints>(text).unwrap(), count);
-        }
-    }
-
-    #[test]
-    fn keep_attention_is_auto_or_a_truth_value() {
-        let parse = |value: serde_json::Value| parsed(json!({"keep_attention": value})).map(|o| o.keep_attention);
-        for (value, expected) in [
-            (json!("auto"), KeepAttention::Auto),
-            (json!(true), KeepAttention::Of(true)),
-            (json!(false), KeepAttention::Of(false)),
-        ] {
-            assert_eq!(parse(value.clone()).unwrap(), expected);
-            assert_eq!(serde_json::to_value(expected).unwrap(), value);
-        }
-        assert!(parse(json!("yes")).unwrap_err().to_string().contains("keep_attention"));
-    }
-
-    #[test]
-    fn location_of_the_idle_expert_follows_the_memory() {
-        let chosen = |gpu, memory, converted| IdleExpert::Auto.chosen(57_000_000_000, gpu, memory, converted);
-        assert_eq!(chosen(false, None, true), IdleExpert::Keep);
-        assert_eq!(chosen(true, Some(141_000_000_000), true), IdleExpert::Keep);
-        assert_eq!(chosen(true, Some(80_000_000_000), true), IdleExpert::Host);
-        assert_eq!(
-            (chosen(true, Some(80_000_000_000), false), chosen(true, None, false)),
-            (IdleExpert::Drop, IdleExpert::Drop)
-        );
-        assert_eq!(IdleExpert::Host.chosen(1, false, None, false), IdleExpert::Host);
     }
 
     #[test]
@@ -668,46 +348,5 @@ mod tests {
         let named = WanOptions { trainable_models: Some("dit,dit2".into()), ..options };
         assert_eq!(named.trained_experts(true, &["dit"]).unwrap(), both);
         assert!(named.trained_experts(false, &[]).is_err());
-    }
-
-    #[test]
-    fn notes_name_options_without_effect_and_check_rejects_unknown_inputs() {
-        let notes_for = |changes: serde_json::Value| {
-            let defaults: Options = json!({"model": WanOptions::default()}).as_object().unwrap().clone();
-            let mut config = defaults.clone();
-            for (key, value) in changes.as_object().unwrap() {
-                config["model"][key] = value.clone();
-            }
-            OptionNotes::of(Kind::Model, "wan2_2", &ConfiguredOptions::new(&config, &defaults))
-                .map_err(|e| e.to_string())
-        };
-        assert_eq!(notes_for(json!({})).unwrap(), Vec::<String>::new());
-        assert_eq!(notes_for(json!({"lora_base_model": "dit2", "trainable_models": "dit2"})).unwrap().len(), 0);
-        for (changes, word) in [
-            (json!({"lora_base_model": "dit", "trainable_models": "dit2"}), "`model.lora_base_model` names"),
-            (json!({"lora_rank": 0, "lora_alpha": 3.0}), "`model.lora_alpha: 3.0` has no effect"),
-            (
-                json!({"use_gradient_checkpointing": false, "use_gradient_checkpointing_offload": true}),
-                "`model.use_gradient_checkpointing: false` has no effect",
-            ),
-            (
-                json!({"use_gradient_checkpointing": false, "keep_attention": true}),
-                "`model.keep_attention: true` has no effect",
-            ),
-        ] {
-            let notes = notes_for(changes).unwrap();
-            assert!(notes.iter().any(|note| note.contains(word)), "{notes:?}");
-        }
-        let whole = notes_for(json!({"lora_rank": 0, "trainable_models": "dit"})).unwrap();
-        assert!(
-            whole.len() == 1 && whole[0].contains("every weight of `dit`") && whole[0].contains("228 GB"),
-            "{whole:?}"
-        );
-        let refused = notes_for(json!({"extra_inputs": "input_image,foo"})).unwrap_err();
-        assert!(refused.contains("`foo`") && refused.contains("`end_image`"), "{refused}");
-        for alpha in [0.0, -1.0] {
-            let refused = notes_for(json!({"lora_alpha": alpha})).unwrap_err();
-            assert!(refused.contains("model.lora_alpha") && refused.contains("above 0"), "{refused}");
-        }
     }
 }
