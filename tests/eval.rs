@@ -36,6 +36,9 @@ fn the_base_and_the_checkpoint_of_a_run_have_the_success_that_the_run_measured()
     let episodes = std::fs::read_to_string(dir.path().join("episodes.jsonl")).unwrap();
     assert_eq!(episodes.lines().count(), 24, "every episode of both models");
 
+    let sampled = json(dir.path(), &["run", "--samples", "2", "--episodes", "4"]);
+    assert!(sampled["models"][0]["metrics"]["val/env/pass@2"].is_number(), "the run's temperature is 0: {sampled}");
+
     let table = roll(dir.path(), &["eval", "run", "--episodes", "4", "-q"]);
     let text = String::from_utf8(table.stdout.clone()).unwrap();
     assert!(table.status.success() && text.contains("success") && text.contains("on 4 starts"), "{text}");

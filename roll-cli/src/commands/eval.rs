@@ -137,7 +137,7 @@ fn keys(args: &Eval) -> Vec<KeyValue> {
 
 /// Changes the options of a training to those of an evaluation.
 fn prepare_validation(loaded: &mut LoadedConfig, args: &Eval, context: &BuildContext) -> Result<()> {
-    let has_temperature = args.temperature.is_some() || loaded.provenance.is_set("algo.val_temperature");
+    let chosen_here = loaded.provenance.is_of_this_call("algo.val_temperature");
     let LoadedConfig { config, .. } = loaded;
     let options = &mut config.algo.options;
     if options.contains_key("saved_trajectories") {
@@ -147,8 +147,9 @@ fn prepare_validation(loaded: &mut LoadedConfig, args: &Eval, context: &BuildCon
     if options.remove("rollout").is_some_and(|rollout| rollout["name"] != "model") {
         tracing::warn!("the model itself writes the answers, not the engine of `algo.rollout`");
     }
-    // Several samples of the likeliest tokens would be the same.
-    if args.samples.is_some_and(|samples| samples > 1) && !has_temperature {
+    // Several samples of the likeliest tokens would be the same. A run directory states every value, also the default.
+    let takes_likeliest = options.get("val_temperature").and_then(Json::as_f64).unwrap_or(0.0) == 0.0;
+    if args.samples.is_some_and(|samples| samples > 1) && takes_likeliest && !chosen_here {
         options.insert("val_temperature".into(), 1.0.into());
     }
     let Some(env) = config.env.as_mut().filter(|env| env.name == "questions") else { return Ok(()) };

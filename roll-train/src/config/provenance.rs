@@ -33,10 +33,13 @@ impl Provenance {
     /// Whether the name of a component (at `name_key`) comes from an argument or an environment variable, but its
     /// option (at `option_key`) from a file. The file may then have meant the component that was replaced.
     pub(super) fn is_renamed(&self, name_key: &str, option_key: &str) -> bool {
-        let is_of_this_call = |origin: &str| origin.starts_with("--") || origin.starts_with("environment variable");
         let origin_of_option = self.place(option_key);
-        self.explicit(name_key).is_some_and(is_of_this_call)
-            && !is_of_this_call(origin_of_option.trim_start_matches(" ("))
+        self.is_of_this_call(name_key) && !is_of_this_call(origin_of_option.trim_start_matches(" ("))
+    }
+
+    /// Whether an argument or an environment variable set `key`, and not a file.
+    pub fn is_of_this_call(&self, key: &str) -> bool {
+        self.explicit(key).is_some_and(is_of_this_call)
     }
 
     /// Whether `origin` is the origin of `key`, or of the nearest key above it if `key` has no origin of its own.
@@ -107,4 +110,9 @@ pub(super) fn to_json(value: Value, key: &str, provenance: &mut Provenance) -> J
             Json::Object(items.into_iter().map(item).collect())
         }
     }
+}
+
+/// Whether `origin` is an argument or an environment variable.
+fn is_of_this_call(origin: &str) -> bool {
+    origin.starts_with("--") || origin.starts_with("environment variable")
 }

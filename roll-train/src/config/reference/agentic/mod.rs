@@ -140,7 +140,7 @@ fn trained_weights(from: &mut ReferenceTree, to: &mut TranslatedTree) {
             let rank = from.take(&format!("{MODEL_ARGS}.lora_rank")).unwrap_or_else(|| constant(LORA_RANK));
             if !to.has("model.lora_alpha") {
                 // ROLL's default: twice the rank.
-                to.put("model.lora_alpha", constant(2 * whole(&rank).unwrap_or(LORA_RANK)));
+                to.put("model.lora_alpha", constant(whole(&rank).unwrap_or(LORA_RANK).saturating_mul(2)));
             }
             to.put("model.lora_rank", rank);
         }

@@ -43,7 +43,8 @@ pub fn mini_batch(path: &Path, from: &mut ReferenceTree, to: &mut TranslatedTree
     let config = "actor_train.strategy_args.strategy_config";
     let mut devices_per_copy = 1;
     for kind in ["tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"] {
-        devices_per_copy *= from.take(&format!("{config}.{kind}")).and_then(|v| whole(&v)).unwrap_or(1);
+        let split = from.take(&format!("{config}.{kind}")).and_then(|v| whole(&v)).unwrap_or(1);
+        devices_per_copy = devices_per_copy.saturating_mul(split);
     }
     let copies = (devices / devices_per_copy.max(1)).max(1);
     let mini_batch = per_device.saturating_mul(accumulated).saturating_mul(copies);
@@ -68,8 +69,9 @@ pub fn generation_ahead(path: &Path, from: &mut ReferenceTree, to: &mut Translat
 /// Translates the warm-up of the learning rate. ROLL's schedule counts updates, ours counts steps of several updates.
 pub fn warmup(from: &mut ReferenceTree, to: &mut TranslatedTree) {
     let number = |key: &str| to.get(key).and_then(whole).unwrap_or(1);
-    let episodes = number("algo.num_env_groups") * number("algo.group_size");
-    let updates_per_step = (number("algo.ppo_epochs") * episodes.div_ceil(number("algo.mini_batch_size"))).max(1);
+    let episodes = number("algo.num_env_groups").saturating_mul(number("algo.group_size"));
+    let mini_batches = episodes.div_ceil(number("algo.mini_batch_size").max(1));
+    let updates_per_step = number("algo.ppo_epochs").saturating_mul(mini_batches).max(1);
     let steps = number("steps");
     let ratio = from.take("actor_train.training_args.warmup_ratio");
     let warmup = from.take("actor_train.training_args.warmup_steps");
