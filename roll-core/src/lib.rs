@@ -90,6 +90,7 @@ mod strategy;
 mod tensor;
 pub mod threads;
 mod video;
+mod vision_language;
 
 pub use adapter::Adapter;
 pub use algorithm::{Algorithm, ClipAlgorithm, ClipUse, OwnDataAlgorithm, Reference, Samples, acts_in_no_environment};
@@ -126,6 +127,10 @@ pub use step::{StepContext, StepReport};
 pub use strategy::{OptimizerConfig, Strategy, StrategyRanks, StrategyReport};
 pub use tensor::{DType, Element, Tensor};
 pub use video::{Columns, Sample, SampleVideo, Video, VideoUnit};
+pub use vision_language::{
+    Medium, Positions, VisionLanguageFacts, VisionLanguageModel, VisionLanguageRegistration, open_vision_language,
+    split_media,
+};
 
 pub use {inventory, serde, serde_json, tracing};
 

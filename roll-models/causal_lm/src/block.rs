@@ -116,13 +116,22 @@ impl Segment for Block {
 /// Splits the rows of `x` into the spans, which are contiguous and cover `x`. It splits by halves, because the gradient
 /// of a slice has the size of the sliced tensor: one slice of `x` per span would cost the size of `x` times their
 /// number.
-fn split_rows(x: Tensor<2>, spans: &[Range<usize>]) -> Vec<Tensor<2>> {
+pub fn split_rows(x: Tensor<2>, spans: &[Range<usize>]) -> Vec<Tensor<2>> {
     let (first_half, second_half) = spans.split_at(spans.len() / 2);
     let ([first, ..], [middle, ..]) = (first_half, second_half) else { return vec![x; spans.len()] };
     let (rows, rows_of_first_half) = (x.dims()[0], middle.start - first.start);
     let mut parts = split_rows(x.clone().narrow(0, 0, rows_of_first_half), first_half);
     parts.extend(split_rows(x.narrow(0, rows_of_first_half, rows - rows_of_first_half), second_half));
     parts
+}
+
+/// Rotates queries or keys, `[L, heads * d]`, by angles with the given cosines and sines, `[L, d / 2]`. In checkpoints,
+/// channels i and i + d/2 of a head are a pair; the result has the channels of each pair as neighbours. The permutation
+/// is the same for queries and keys, so it does not change their products.
+pub fn rotate_halves(x: Tensor<2>, (cos, sin): (Tensor<2>, Tensor<2>), heads: usize) -> Tensor<2> {
+    let [tokens, width] = x.dims();
+    let paired = x.reshape([tokens, heads, 2, width / heads / 2]).swap_dims(2, 3).reshape([tokens, width]);
+    ops::rope(paired, cos, sin, heads)
 }
 
 impl Block {
@@ -232,22 +241,19 @@ impl Block {
         self.linear(scope, gate * up, &format!("{name}.down_proj"))
     }
 
-    /// Normalises and rotates queries or keys. The channels of each head are permuted so that the two channels of a
-    /// pair are neighbours. The permutation is the same for queries and keys, so it does not change their products.
+    /// Normalises and rotates queries or keys; see [`rotate_halves`].
     fn rotated(&self, scope: &Scope<'_>, mut x: Tensor<2>, norm: &str, heads: usize) -> Result<Tensor<2>> {
         let config = &self.pass.config;
-        let [tokens, width] = x.dims();
         if config.qk_norm {
-            x = self.pass.norm(scope, x.reshape([tokens * heads, config.head_dim]), norm)?;
+            let [tokens, width] = x.dims();
+            x = self.pass.norm(scope, x.reshape([tokens * heads, config.head_dim]), norm)?.reshape([tokens, width]);
         }
-        // In checkpoints, channels i and i + d/2 are a pair; the operator rotates neighbours.
-        let paired = x.reshape([tokens, heads, 2, config.head_dim / 2]).swap_dims(2, 3).reshape([tokens, width]);
         let has_window = config.windows[self.index].is_some();
         let (cos, sin) = match &self.pass.window_rope {
             Some(window_rope) if has_window => window_rope,
             _ => &self.pass.rope,
         };
-        Ok(ops::rope(paired, cos.clone(), sin.clone(), heads))
+        Ok(rotate_halves(x, (cos.clone(), sin.clone()), heads))
     }
 
     /// Repeats each key head for the query heads that share it.

@@ -36,16 +36,18 @@ mod quantised_tests;
 mod sampling;
 mod sentencepiece;
 mod source;
+mod states;
 
 use burn_tensor::{Device, Int, Tensor, TensorData};
 pub use roll_network::tokenizer::Tokenizer;
 
+pub use block::{rotate_halves, split_rows};
 pub use chat::ChatTemplate;
 pub use config::LmConfig;
 pub use loading::{CausalLmOptions, open};
 pub use model::{CausalLm, Origin};
 pub use network::Network;
-pub use source::write_built_in;
+pub use source::{locate, open_weights, write_built_in};
 
 roll_core::inventory::submit! {
     roll_core::OptionNotes {

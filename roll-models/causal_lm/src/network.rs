@@ -83,7 +83,7 @@ impl Network {
         Self::with_store(config, Resident::from_weights(HashMap::new(), device))
     }
 
-    fn with_store(config: LmConfig, store: Resident) -> Self {
+    pub(super) fn with_store(config: LmConfig, store: Resident) -> Self {
         let (store, products, memory) = (Arc::new(store), DType::F32, Memory::default());
         Self { config, store, parameters: None, start: None, lora_scale: 1.0, products, memory }
     }
@@ -299,6 +299,16 @@ impl Network {
         to_host(self.head(trainable)?.next_logits(last_hidden)?)
     }
 
+    /// The frozen weights.
+    pub(super) fn store(&self) -> &Arc<dyn WeightStore> {
+        &self.store
+    }
+
+    /// What a recorded pass keeps for its pullback.
+    pub(super) fn memory(&self) -> Memory {
+        self.memory
+    }
+
     /// Device of the weights.
     pub(super) fn device(&self) -> &Device {
         self.store.device()
@@ -336,12 +346,12 @@ impl Network {
     }
 
     /// The first state of the chain, which [`Embedding`] ignores.
-    fn unused_state(&self) -> NdTensor {
+    pub(super) fn unused_state(&self) -> NdTensor {
         NdTensor::from(Burn::<1>::zeros([1], (self.store.device(), DType::F32)))
     }
 
     /// The inputs of a forward pass over `packed`.
-    fn pass(
+    pub(super) fn pass(
         &self,
         packed: &Packed,
         trainable: Option<Snapshot>,
@@ -349,16 +359,29 @@ impl Network {
     ) -> Arc<ForwardPass> {
         let device = self.store.device();
         let tables = |rope: &Rope| rotary_tables(rope, self.config.head_dim, &packed.positions, device);
+        let window_rope = self.config.window_rope.as_ref().map(tables);
+        self.pass_with(packed, trainable, cache, tables(&self.config.rope), window_rope)
+    }
+
+    /// The inputs of a forward pass over `packed` with these rotary tables; see [`ForwardPass`].
+    pub(super) fn pass_with(
+        &self,
+        packed: &Packed,
+        trainable: Option<Snapshot>,
+        cache: Option<(Arc<Cache>, CachedTokens)>,
+        rope: (Burn<2>, Burn<2>),
+        window_rope: Option<(Burn<2>, Burn<2>)>,
+    ) -> Arc<ForwardPass> {
         Arc::new(ForwardPass {
             config: self.config.clone(),
             store: self.store.clone(),
             trainable,
             lora_scale: self.lora_scale,
             products: self.products,
-            ids: integers(packed.ids.clone(), device),
+            ids: integers(packed.ids.clone(), self.store.device()),
             spans: packed.spans.clone(),
-            rope: tables(&self.config.rope),
-            window_rope: self.config.window_rope.as_ref().map(tables),
+            rope,
+            window_rope,
             cache,
         })
     }
@@ -379,7 +402,7 @@ impl Network {
     }
 
     /// Fails on ids outside the vocabulary and on sequences longer than the context.
-    fn check(&self, packed: &Packed) -> Result<()> {
+    pub(super) fn check(&self, packed: &Packed) -> Result<()> {
         if let Some(id) = packed.ids.iter().find(|id| **id < 0 || **id >= self.config.vocab as i64) {
             return Err(Error::Misuse(format!("the token id {id} is outside the vocabulary of {}", self.config.vocab)));
         }

@@ -104,7 +104,7 @@ fn end_of_tokenizer(directory: &Path) -> Result<Option<String>> {
 }
 
 /// Opens the weights of a directory: an index of shards, else `model.safetensors`, else all safetensors files.
-pub(super) fn open_weights(directory: &Path) -> Result<Checkpoint> {
+pub fn open_weights(directory: &Path) -> Result<Checkpoint> {
     for name in ["model.safetensors.index.json", "model.safetensors"] {
         let path = directory.join(name);
         if path.exists() {

@@ -1,0 +1,40 @@
+//! Vision-language networks: Qwen2-VL and Qwen2.5-VL, which read text with pictures and clips, frozen, with gradients
+//! to the pixels.
+//!
+//! - *Purpose*: one network behind rewards and judges; they reach it through
+//!   [`roll_core::VisionLanguageModel`] and the name `qwen_vl`, and do not import this crate.
+//! - *Dependencies*: `roll-core`, `roll-external`, `roll-backends`, `roll-network`, and `roll-causal-lm` for the blocks
+//!   of the language model, which is Qwen2.
+//! - *Where to start*: `network`: a text with media is read and pulled back. `patches` orders pixels, `tower` is the
+//!   vision tower, `positions` the rotary positions in three axes, `checkpoint` the names and LoRAs of files.
+//!
+//! Sources of the formulas: Wang et al. 2024, "Qwen2-VL" (arXiv 2409.12191); Bai et al. 2025, "Qwen2.5-VL"
+//! (arXiv 2502.13923).
+
+#![cfg_attr(not(test), warn(clippy::disallowed_methods))]
+
+mod checkpoint;
+mod config;
+mod loading;
+mod network;
+mod patches;
+mod positions;
+mod tower;
+
+#[cfg(test)]
+mod tests;
+
+pub use config::{Family, QwenVlConfig, VisionConfig, Windows};
+pub use loading::{QwenVlOptions, open};
+pub use network::QwenVl;
+
+roll_core::inventory::submit! {
+    roll_core::VisionLanguageRegistration {
+        name: "qwen_vl",
+        summary: "Qwen2-VL and Qwen2.5-VL",
+        open: |section, options, context| {
+            let options = roll_core::parse_options(section, options)?;
+            Ok(Box::new(open(section, &options, context)?))
+        },
+    }
+}

@@ -1,0 +1,220 @@
+//! The options of the network `qwen_vl`, and the construction of the network from them.
+
+use std::collections::{BTreeMap, HashMap};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use burn_tensor::{DType, Device};
+use roll_backends::{EightBits, Resident, ScaledMatrix, ScaledRows, Weight};
+use roll_causal_lm::{Network, Tokenizer, locate, open_weights};
+use roll_core::{BuildContext, Error, Result, Tensor};
+use roll_network::hub::Hub;
+use roll_network::precision::{ComputeDType, DeviceTraits, WeightsDType};
+use roll_network::trainable::kept_for_pullback;
+use roll_network::weights::{Checkpoint, stored_dtype};
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+
+use super::checkpoint::Weights;
+use super::config::QwenVlConfig;
+use super::network::QwenVl;
+
+/// The embedding, whose rows are the vocabulary.
+const EMBEDDING: &str = "model.embed_tokens.weight";
+/// The output layer, unless it shares the weight of the embedding.
+const HEAD: &str = "lm_head.weight";
+/// The convolution of the patch embedding, which is used as a matrix.
+const PATCH_EMBEDDING: &str = "visual.patch_embed.proj.weight";
+
+/// Options of the network `qwen_vl`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct QwenVlOptions {
+    /// Hugging Face directory (`config.json`, safetensors, `tokenizer.json`), a file of weights (safetensors or a torch
+    /// checkpoint), or a published model: `Qwen/Qwen2-VL-2B-Instruct`.
+    pub model_path: Option<PathBuf>,
+    /// The `config.json` of the network, for checkpoints without one. Default: beside the weights.
+    pub config_path: Option<PathBuf>,
+    /// The `tokenizer.json`. Default: beside the weights, or in the directory `tokenizer` there.
+    pub tokenizer_path: Option<PathBuf>,
+    /// LoRA of PEFT that is merged into the weights when they are read: a file, or a directory with
+    /// `adapter_model.safetensors`, and `non_lora_state_dict.pth` for weights that were trained as a whole.
+    pub adapter_path: Option<PathBuf>,
+    /// LoRA scale numerator. Default: that of `adapter_config.json` or `model_config.json` beside the LoRA.
+    #[schemars(extend("exclusiveMinimum" = 0))]
+    pub lora_alpha: Option<f64>,
+    /// Recompute activations block by block in the backward pass instead of holding them.
+    pub use_gradient_checkpointing: bool,
+    /// Recompute in the same way, but keep the inputs of the blocks in host memory until the backward pass.
+    pub use_gradient_checkpointing_offload: bool,
+    /// Storage of weights: `f32`, `bf16`, `int8` or `fp8` (matrices of the blocks, rounded when they are read), or
+    /// `auto`: bf16 on GPUs, as in the file on the CPU.
+    pub weights_dtype: WeightsDType,
+    /// Precision of matrix products and attention: `f32`, or `bf16` with sums in f32. `auto`: bf16 if the weights are
+    /// bf16 and the device is a GPU, else f32.
+    pub compute_dtype: ComputeDType,
+}
+
+impl Default for QwenVlOptions {
+    fn default() -> Self {
+        Self {
+            model_path: None,
+            config_path: None,
+            tokenizer_path: None,
+            adapter_path: None,
+            lora_alpha: None,
+            use_gradient_checkpointing: true,
+            use_gradient_checkpointing_offload: false,
+            weights_dtype: WeightsDType::Auto,
+            compute_dtype: ComputeDType::Auto,
+        }
+    }
+}
+
+/// Opens the network that `options` describe. Keys of errors begin with `section`.
+pub fn open(section: &str, options: &QwenVlOptions, context: &BuildContext) -> Result<QwenVl> {
+    let device = roll_backends::device(&context.backend)?;
+    let name = options.model_path.as_ref().ok_or_else(|| {
+        let problem =
+            "expected the directory of a model, a file of weights, or a name such as Qwen/Qwen2-VL-2B-Instruct";
+        Error::config(format!("{section}.model_path"), problem)
+    })?;
+    if let Some(alpha) = options.lora_alpha.filter(|alpha| !(*alpha > 0.0 && alpha.is_finite())) {
+        let problem = format!("expected a number above 0, found {alpha}");
+        return Err(Error::config(format!("{section}.lora_alpha"), problem));
+    }
+    let path = locate(name, context.resolve(name), &Hub::of(context))?;
+    let adapter = options.adapter_path.as_ref().map(|path| context.resolve(path));
+    let weights = Weights::open(checkpoint(&path)?, adapter.as_deref(), options.lora_alpha)?;
+    let directory = if path.is_dir() { path.as_path() } else { path.parent().unwrap_or(Path::new(".")) };
+    let config_path = options.config_path.as_ref().map(|path| context.resolve(path));
+    let vocabulary = weights.info(EMBEDDING).and_then(|info| info.shape.first().copied());
+    let config = QwenVlConfig::read(&config_path.unwrap_or_else(|| directory.join("config.json")), vocabulary)?;
+    weights.check_family(config.vision.family)?;
+    let wanted = wanted(&config, &weights);
+    check(&weights, &wanted)?;
+    let traits = DeviceTraits::of(&device);
+    let in_section = |error: Error| relabelled(error, section);
+    let stored = weights.tensor("model.norm.weight").map(|tensor| stored_dtype(&tensor))?;
+    let dtype = options.weights_dtype.of(stored, traits).map_err(in_section)?;
+    let products = options.compute_dtype.of(dtype, traits).map_err(in_section)?;
+    let eight_bits = options.weights_dtype.eight_bits();
+    if eight_bits.is_some() && !traits.has_bytes {
+        let problem = "expected auto, f32 or bf16: the device of this backend has no integers of eight bits";
+        return Err(Error::config(format!("{section}.weights_dtype"), problem));
+    }
+    let memory = kept_for_pullback(options.use_gradient_checkpointing, options.use_gradient_checkpointing_offload);
+    let (tower, language) = if context.headers_only {
+        (HashMap::new(), Network::without_weights(config.text.clone(), &device))
+    } else {
+        let all = read(&weights, &wanted, dtype, eight_bits, &device)?;
+        let (tower, language) = all.into_iter().partition(|(name, _)| name.starts_with("visual."));
+        (tower, Network::from_weights(config.text.clone(), language, &device)?)
+    };
+    Ok(QwenVl {
+        tower: Arc::new(Resident::from_weights(tower, &device)),
+        language: language.with_memory(memory).with_products(products),
+        tokenizer: tokenizer(options.tokenizer_path.as_ref().map(|path| context.resolve(path)), directory)?,
+        others: others(&weights, &wanted)?,
+        config,
+        products,
+        memory,
+    })
+}
+
+/// Opens the weights at `path`: a file, or a directory with safetensors or a `model.pth`.
+fn checkpoint(path: &Path) -> Result<Checkpoint> {
+    if !path.exists() {
+        return Err(Error::bad_file(path, "it does not exist; a published model is named with its organisation"));
+    }
+    let torch = path.join("model.pth");
+    if torch.exists() {
+        return Ok(Checkpoint::open(torch)?);
+    }
+    if path.is_dir() { open_weights(path) } else { Ok(Checkpoint::open(path)?) }
+}
+
+/// Names and shapes of the weights that are read. An output layer that the checkpoint lacks is not among them.
+fn wanted(config: &QwenVlConfig, weights: &Weights) -> Vec<(String, Vec<usize>)> {
+    let mut wanted = config.vision.weights(config.text.dim);
+    let has_head = weights.info(HEAD).is_some();
+    wanted.extend(config.text.weights().into_iter().filter(|(name, _)| name != HEAD || has_head));
+    wanted
+}
+
+/// Fails unless the checkpoint has every tensor of `wanted`. The error names the first one that is missing or has
+/// another shape.
+fn check(weights: &Weights, wanted: &[(String, Vec<usize>)]) -> Result<()> {
+    for (name, shape) in wanted {
+        let found = match weights.info(name) {
+            Some(info) => &info.shape,
+            None => {
+                return Err(Error::bad_file(
+                    weights.path(),
+                    format!("the tensor `{name}` is missing (shape {shape:?})"),
+                ));
+            }
+        };
+        let flat = |shape: &[usize]| [shape[0], shape[1..].iter().product()];
+        let fits = found == shape || (name == PATCH_EMBEDDING && found.len() > 1 && flat(found)[..] == shape[..]);
+        if !fits {
+            let what = format!("{}: {name}", weights.path().display());
+            return Err(Error::shape(what, format!("{shape:?}, as config.json has it"), found));
+        }
+    }
+    Ok(())
+}
+
+/// Reads the tensors of `wanted` to the device, one after another, so that one merged weight at a time is on the host.
+fn read(
+    weights: &Weights,
+    wanted: &[(String, Vec<usize>)],
+    dtype: DType,
+    eight_bits: Option<EightBits>,
+    device: &Device,
+) -> Result<HashMap<String, Weight>> {
+    let mut all = HashMap::with_capacity(wanted.len());
+    for (name, shape) in wanted {
+        let tensor = weights.tensor(name)?.reshape(shape.clone())?;
+        let in_block = name.contains(".blocks.") || name.contains(".layers.");
+        let weight = match eight_bits {
+            Some(kind) if in_block && shape.len() == 2 => {
+                Weight::from_scaled(ScaledMatrix::new(ScaledRows::quantised(&tensor, kind)?, device))
+            }
+            _ => Weight::new(&tensor, dtype, device),
+        };
+        all.insert(name.clone(), weight);
+        weights.release(name);
+    }
+    Ok(all)
+}
+
+/// Reads the tensors that belong to neither network.
+fn others(weights: &Weights, wanted: &[(String, Vec<usize>)]) -> Result<BTreeMap<String, Tensor>> {
+    let is_other = |key: &&str| {
+        *key != HEAD
+            && !key.starts_with("visual.")
+            && !key.starts_with("model.")
+            && wanted.iter().all(|(name, _)| name != key)
+    };
+    let other = weights.keys().into_iter().filter(is_other);
+    other.map(|key| Ok((key.to_string(), weights.tensor(key)?))).collect()
+}
+
+/// Loads the tokenizer at `path`, by default that in `directory`. `None` if there is none.
+fn tokenizer(path: Option<PathBuf>, directory: &Path) -> Result<Option<Tokenizer>> {
+    let beside = ["tokenizer.json", "tokenizer/tokenizer.json"].map(|name| directory.join(name));
+    let found = path.or_else(|| beside.into_iter().find(|file| file.exists()));
+    found.map(|file| Tokenizer::load(&file)).transpose()
+}
+
+/// Replaces the section `model` of the key of an error about the options.
+fn relabelled(error: Error, section: &str) -> Error {
+    match error {
+        Error::Config { key, problem } => match key.strip_prefix("model.") {
+            Some(rest) => Error::config(format!("{section}.{rest}"), problem),
+            None => Error::config(key, problem),
+        },
+        other => other,
+    }
+}

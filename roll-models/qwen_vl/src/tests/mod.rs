@@ -1,0 +1,7 @@
+//! Parity with transformers, and facts of reading and loading.
+#![allow(clippy::unwrap_used)]
+
+mod fixture;
+mod loading;
+mod parity;
+mod reading;
