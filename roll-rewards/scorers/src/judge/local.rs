@@ -9,13 +9,13 @@ use std::collections::BTreeMap;
 
 use roll_core::{
     BuildContext, Error, Grad, Measure, OnMissing, Positions, Pullback, Result, RewardScorer, Score, Target, Tensor,
-    Video, VisionLanguageModel, open_vision_language,
+    Video, VisionLanguageModel,
 };
 
 use super::{AnswerKind, AnswerScore, JudgeConfig, fill_in, introduction, read_questions};
 use crate::picture::Frames;
 use crate::vision_language::{
-    DEFAULT_SYSTEM, PixelLimits, Pixels, Placeholder, chat_tokens, pull_all, refuse_reserved,
+    DEFAULT_SYSTEM, PixelLimits, Pixels, Placeholder, chat_tokens, open_with_weights, pull_all, refuse_reserved,
 };
 
 /// Key of the network.
@@ -98,8 +98,7 @@ fn log_sigmoid(x: f64) -> f64 {
 /// The reward `judge` with a network in this process.
 pub struct LocalJudge {
     network: Box<dyn VisionLanguageModel>,
-    /// `None` if the reward was opened for a check only.
-    words: Option<Words>,
+    words: Words,
     questions: Vec<String>,
     config: JudgeConfig,
 }
@@ -112,7 +111,7 @@ impl LocalJudge {
         if !config.model.is_empty() || config.url.all().iter().any(|url| !url.is_empty()) {
             return Err(Error::config(KEY, "a network in this process: leave out `url` and `model`, of a service"));
         }
-        let network = open_vision_language(KEY, component, context)?;
+        let network = open_with_weights(KEY, component, context)?;
         Self::new(config, network, context)
     }
 
@@ -127,11 +126,7 @@ impl LocalJudge {
             return Err(Error::config("reward.answer", "expected `yes` with `reward.local`, found `number`"));
         }
         let (yes, no) = (Word::find(network.as_ref(), "yes")?, Word::find(network.as_ref(), "no")?);
-        let words = if context.headers_only {
-            None
-        } else {
-            Some(Words { yes: Word(network.head_rows(&yes)?), no: Word(network.head_rows(&no)?) })
-        };
+        let words = Words { yes: Word(network.head_rows(&yes)?), no: Word(network.head_rows(&no)?) };
         Ok(Self { network, words, questions: read_questions(&config.questions, context)?, config })
     }
 }
@@ -158,8 +153,7 @@ impl RewardScorer for LocalJudge {
         if video.frames().is_empty() {
             return Ok((Score::Missing { reason: "the video has no pixels".into() }, None));
         }
-        let missing_words = || Error::Misuse("the judge was opened for a check and cannot score".into());
-        let words = self.words.as_ref().ok_or_else(missing_words)?;
+        let words = &self.words;
         let facts = self.network.facts().clone();
         let limits = PixelLimits { min: MIN_PIXELS.min(self.config.max_pixels), max: self.config.max_pixels };
         let frames = Frames::Uniform(self.config.frames.min(total)).of(total);

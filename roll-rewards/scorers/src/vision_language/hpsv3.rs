@@ -6,14 +6,16 @@
 use roll_core::keys::check_ranges;
 use roll_core::{
     BuildContext, Component, Error, Grad, Measure, OnMissing, Positions, Pullback, Result, RewardScorer, Score, Target,
-    Tensor, Video, VisionLanguageModel, open_vision_language,
+    Tensor, Video, VisionLanguageModel,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::checkpoint::{head_tensor, require_token};
 use super::prompt_file::{PromptText, Published};
-use super::{DEFAULT_SYSTEM, PixelLimits, Pixels, Placeholder, chat_tokens, pull_all, refuse_reserved};
+use super::{
+    DEFAULT_SYSTEM, PixelLimits, Pixels, Placeholder, chat_tokens, open_with_weights, pull_all, refuse_reserved,
+};
 use crate::picture::{Frames, check_on_missing};
 
 /// Key of the network.
@@ -141,8 +143,7 @@ impl Head {
 /// The reward `hpsv3`.
 pub struct Hpsv3 {
     network: Box<dyn VisionLanguageModel>,
-    /// `None` if the reward was opened for a check only.
-    head: Option<Head>,
+    head: Head,
     question: PromptText,
     /// The reward token.
     token: u32,
@@ -161,8 +162,8 @@ impl Hpsv3 {
             return Err(Error::config("reward.min_pixels", problem));
         }
         let question = PromptText::read(&config.prompt_file, &PUBLISHED, context)?;
-        let network = open_vision_language(MODEL, &config.model, context)?;
-        Self::new(config, question, network, context)
+        let network = open_with_weights(MODEL, &config.model, context)?;
+        Self::new(config, question, network)
     }
 
     /// As [`Hpsv3::load`], with a network that is open already.
@@ -170,11 +171,10 @@ impl Hpsv3 {
         config: Hpsv3Config,
         question: PromptText,
         network: Box<dyn VisionLanguageModel>,
-        context: &BuildContext,
     ) -> Result<Self> {
         question.check(&[TOKEN], true)?;
         let token = require_token(network.as_ref(), TOKEN, MODEL)?;
-        let head = if context.headers_only { None } else { Some(Head::read(network.as_ref())?) };
+        let head = Head::read(network.as_ref())?;
         Ok(Self { network, head, question, token, config })
     }
 
@@ -224,8 +224,7 @@ impl RewardScorer for Hpsv3 {
             let tokens = self.text(self.network.facts().tokens_of(medium.pixels.shape())?, prompt)?;
             let place = tokens.len() - 1;
             let (state, pull) = self.network.read(&tokens, &[medium], Positions::Sequential, &[place], grad)?;
-            let missing_head = || Error::Misuse("hpsv3 was opened for a check and cannot score".into());
-            let ([mu, log_sigma_of_frame], d_state) = self.head.as_ref().ok_or_else(missing_head)?.rate(state.f32s()?);
+            let ([mu, log_sigma_of_frame], d_state) = self.head.rate(state.f32s()?);
             value += share * mu;
             log_sigma += share * log_sigma_of_frame;
             if let Some(pull) = pull {

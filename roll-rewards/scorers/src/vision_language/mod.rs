@@ -21,6 +21,8 @@ mod sampling;
 mod tests;
 pub mod videoalign;
 
+use roll_core::{BuildContext, Component, Result, VisionLanguageModel, open_vision_language};
+
 pub(crate) use chat::{Placeholder, chat_tokens, refuse_reserved};
 pub use checkpoint::Dimension;
 pub(crate) use pixels::{Pixels, pull_all};
@@ -28,3 +30,12 @@ pub(crate) use sampling::PixelLimits;
 
 /// The system turn of the chat template of Qwen2-VL and Qwen2.5-VL.
 pub(crate) const DEFAULT_SYSTEM: &str = "You are a helpful assistant.";
+
+/// Opens the network of a reward. A check scores a clip, so its reward has the weights too.
+pub(crate) fn open_with_weights(
+    key: &str,
+    component: &Component,
+    context: &BuildContext,
+) -> Result<Box<dyn VisionLanguageModel>> {
+    open_vision_language(key, component, &BuildContext { headers_only: false, ..context.clone() })
+}

@@ -41,7 +41,7 @@ fn hpsv3(widths: [usize; 3]) -> Result<Hpsv3> {
     }
     let config = Hpsv3Config { min_pixels: 256, max_pixels: 1024, ..Default::default() };
     let text = question("\nGood? {prompt} <|Reward|>\n");
-    Hpsv3::new(config, text, Box::new(Mock::new(others)), &BuildContext::new("flex"))
+    Hpsv3::new(config, text, Box::new(Mock::new(others)))
 }
 
 fn value(reward: &mut dyn RewardScorer, frames: usize, prompt: &str) -> Result<Score> {

@@ -10,7 +10,7 @@ use std::collections::BTreeMap;
 use roll_core::keys::check_ranges;
 use roll_core::{
     BuildContext, Component, Error, Grad, Measure, OnMissing, Positions, Pullback, Result, RewardScorer, Score, Target,
-    Tensor, Video, VisionLanguageModel, open_vision_language,
+    Tensor, Video, VisionLanguageModel,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -18,7 +18,9 @@ use serde::{Deserialize, Serialize};
 use super::checkpoint::{Dimension, ModelConfig, head_weight, require_token};
 use super::prompt_file::{PromptText, Published};
 use super::sampling::Sampling;
-use super::{DEFAULT_SYSTEM, PixelLimits, Pixels, Placeholder, chat_tokens, pull_all, refuse_reserved};
+use super::{
+    DEFAULT_SYSTEM, PixelLimits, Pixels, Placeholder, chat_tokens, open_with_weights, pull_all, refuse_reserved,
+};
 use crate::picture::check_on_missing;
 
 /// Key of the network.
@@ -104,8 +106,8 @@ struct Rated {
 /// The reward `videoalign`.
 pub struct VideoAlign {
     network: Box<dyn VisionLanguageModel>,
-    /// `rm_head.weight`, `[1, width]` or `[3, width]`. `None` if the reward was opened for a check only.
-    head: Option<Tensor>,
+    /// `rm_head.weight`, `[1, width]` or `[3, width]`.
+    head: Tensor,
     question: PromptText,
     /// The rated dimensions, in the order of their tokens.
     rated: Vec<Rated>,
@@ -123,7 +125,7 @@ impl VideoAlign {
         check_ranges("reward", &config)?;
         check_on_missing(config.on_missing)?;
         let question = PromptText::read(&config.prompt_file, &PUBLISHED, context)?;
-        let network = open_vision_language(MODEL, &config.model, context)?;
+        let network = open_with_weights(MODEL, &config.model, context)?;
         Self::new(config, question, network, context)
     }
 
@@ -167,7 +169,7 @@ impl VideoAlign {
             let problem = format!("expected at most `max_pixels`, {max}; found {}", config.min_pixels);
             return Err(Error::config("reward.min_pixels", problem));
         }
-        let head = if context.headers_only { None } else { Some(head_weight(network.as_ref(), MODEL)?) };
+        let head = head_weight(network.as_ref(), MODEL)?;
         Ok(Self {
             head,
             question,
@@ -230,8 +232,7 @@ impl RewardScorer for VideoAlign {
             let reason = format!("expected a clip of at least 2 frames, found {total} of {height} x {width}");
             return Ok((Score::Missing { reason }, None));
         }
-        let missing_head = || Error::Misuse("videoalign was opened for a check and cannot score".into());
-        let head = self.head.clone().ok_or_else(missing_head)?;
+        let head = self.head.clone();
         let frames = self.sampling.indices(total, video.fps()).ok_or_else(|| {
             Error::Unsupported(format!("{total} frames at {} per second cannot be sampled", video.fps()))
         })?;
