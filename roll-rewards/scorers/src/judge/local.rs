@@ -27,7 +27,7 @@ const MIN_PIXELS: usize = 56 * 56;
 struct Word(Tensor);
 
 impl Word {
-    /// Returns the ids of the spellings of `word` that are one token. Fails if there is none.
+    /// Returns the ids of the spellings of `word` that are one token. Fails if no spelling is one token.
     fn find(network: &dyn VisionLanguageModel, word: &str) -> Result<Vec<u32>> {
         let mut capitalised = word.to_string();
         capitalised[..1].make_ascii_uppercase();
