@@ -54,6 +54,11 @@ pub enum RewardError {
         threshold: f32,
     },
 
+    // Texts
+    /// A text of the user holds a token that steers the network.
+    #[error("`{token}` is a token of the network's own, and cannot be part of the text `{text}`; remove it from there")]
+    ReservedToken { token: String, text: String },
+
     /// A target from another scorer.
     #[error("the target of the reward `{reward}` holds no tensor `{tensor}`: it was not made by its `prepare`")]
     InvalidTarget { reward: String, tensor: String },

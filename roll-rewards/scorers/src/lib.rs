@@ -1,5 +1,5 @@
-//! Rewards of roll: the InsightFace identity score, CLIP, any ONNX network, scores of pixels without a network,
-//! questions to a vision language model or to people, and programs and services of your own.
+//! Rewards of roll: the InsightFace identity score, CLIP, VideoAlign, HPSv3, any ONNX network, scores of pixels without
+//! a network, questions to a vision language model or to people, and programs and services of your own.
 //!
 //! - *Purpose*: rewards that a configuration names. A reward of your own needs only the trait
 //!   `roll_core::RewardScorer`, not this crate.
@@ -40,6 +40,7 @@ pub mod onnx_reward;
 pub mod picture;
 pub mod pixels;
 pub mod remote;
+pub mod vision_language;
 pub mod vote;
 
 pub use brightness::Brightness;

@@ -3,14 +3,17 @@
 //!
 //! `client` sends requests, `answer` turns answers into scores, and `caption` turns them into prompts. Scores and
 //! prompts are cached on disk under a hash of the request, which has model, question and pictures. So a run that is
-//! killed and resumed has the same scores, even if the service would answer otherwise the second time.
+//! killed and resumed has the same scores, even if the service would answer otherwise the second time. With the option
+//! `local`, a network in this process answers instead (`local.rs`).
 //!
 //! Safeguards: a request including its answer ends within `timeout`, at most 1 MiB of an answer is read, and redirects
 //! are not followed, so pictures and token are sent to `url` only.
 
 mod answer;
+mod answering;
 mod caption;
 mod client;
+mod local;
 #[cfg(test)]
 mod tests;
 
@@ -24,8 +27,8 @@ use base64::engine::general_purpose::STANDARD;
 use roll_backends::cache_directory;
 use roll_core::keys::check_ranges;
 use roll_core::{
-    BuildContext, Columns, Error, Fault, Grad, Measure, OnMissing, Pullback, Result, ResultExt, RewardScorer, Score,
-    Target, Video, threads,
+    BuildContext, Columns, Component, Error, Fault, Grad, Measure, OnMissing, Pullback, Result, ResultExt,
+    RewardScorer, Score, Target, Video, threads,
 };
 use roll_external::{Fingerprint, files};
 use schemars::JsonSchema;
@@ -35,6 +38,7 @@ use serde_json::{Value as Json, json};
 pub use answer::AnswerKind;
 pub use caption::CAPTION_QUESTION;
 use client::Client;
+pub use local::LocalJudge;
 
 use crate::picture::{Frames, check_on_missing};
 
@@ -59,6 +63,14 @@ pub struct JudgeConfig {
     /// Name of the model, as the service knows it.
     #[schemars(extend("x-required" = true))]
     pub model: String,
+    /// A vision-language network in this process that answers instead of a service, with a gradient:
+    /// `{name: qwen_vl, path: DIRECTORY}`. Only for questions with yes or no.
+    pub local: Option<Component>,
+    /// With `local`: the score of a question. `probability` is the score of a service.
+    pub score: AnswerScore,
+    /// With `local`: frames with more pixels are reduced.
+    #[schemars(range(min = 1))]
+    pub max_pixels: usize,
     /// Environment variable with the service's token, which is sent as `Authorization: Bearer`. If absent, no token is
     /// sent. The token itself is not part of the configuration, because runs store their configuration.
     pub token_env: Option<String>,
@@ -98,6 +110,9 @@ impl Default for JudgeConfig {
         Self {
             url: Texts::One(String::new()),
             model: String::new(),
+            local: None,
+            score: AnswerScore::Probability,
+            max_pixels: 512 * 28 * 28,
             token_env: None,
             questions: Texts::Several(Vec::new()),
             frames: 4,
@@ -110,6 +125,26 @@ impl Default for JudgeConfig {
             label: Measure::SCORE.into(),
             on_missing: OnMissing::Skip,
         }
+    }
+}
+
+/// How the logits of an answer become the score of a question.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum AnswerScore {
+    /// P(yes) / (P(yes) + P(no)).
+    #[default]
+    Probability,
+    /// The logarithm of that probability, whose gradient does not vanish while the answer is no.
+    LogProbability,
+}
+
+impl JudgeConfig {
+    /// Fails, and names the key, if a value is outside its range.
+    fn check(&self) -> Result<()> {
+        check_ranges("reward", self)?;
+        check_on_missing(self.on_missing)?;
+        self.answer.check()
     }
 }
 
@@ -152,9 +187,7 @@ type Answered<T> = std::result::Result<T, String>;
 impl Judge {
     /// Reads the questions; sends and writes nothing. Fails, and names the key, if a value is outside its range.
     pub fn new(config: JudgeConfig, context: &BuildContext) -> Result<Self> {
-        check_ranges("reward", &config)?;
-        check_on_missing(config.on_missing)?;
-        config.answer.check()?;
+        config.check()?;
         if config.model.is_empty() {
             return Err(Error::config("reward.model", "missing: the name of the model, as the service knows it"));
         }
@@ -176,11 +209,7 @@ impl Judge {
 
     /// The request for a question about pictures, without log-probabilities.
     fn request(&self, question: String, pictures: &[Json], max_tokens: u32) -> Json {
-        let introduction = match pictures.len() {
-            1 => String::new(),
-            n => format!("These are {n} frames of one video, in their order. "),
-        };
-        let text = json!({ "type": "text", "text": introduction + &question });
+        let text = json!({ "type": "text", "text": introduction(pictures.len()) + &question });
         let content: Vec<Json> = pictures.iter().cloned().chain([text]).collect();
         json!({
             "model": self.config.model,
@@ -328,6 +357,14 @@ impl RewardScorer for Judge {
     }
 }
 
+/// The beginning of a question about `frames` pictures.
+fn introduction(frames: usize) -> String {
+    match frames {
+        1 => String::new(),
+        n => format!("These are {n} frames of one video, in their order. "),
+    }
+}
+
 /// The questions of the option `reward.questions`. Fails if the file cannot be read, and unless there are 1 to
 /// [`MAX_QUESTIONS`] questions with a text.
 fn read_questions(option: &Texts, context: &BuildContext) -> Result<Vec<String>> {
@@ -407,10 +444,4 @@ fn message_part(video: &Video, t: usize) -> Result<Json> {
     written.map_err(Error::failed("a frame cannot be encoded as PNG"))?;
     let url = format!("data:image/png;base64,{}", STANDARD.encode(&png));
     Ok(json!({ "type": "image_url", "image_url": { "url": url } }))
-}
-
-roll_core::register! {
-    Reward, "judge", JudgeConfig,
-    "Answers of a model that sees pictures to questions about the video, over an OpenAI-compatible API",
-    |config, context| Judge::new(config, context),
 }

@@ -1,0 +1,41 @@
+//! Rewards that see and read: heads on vision-language networks, with gradients to the frames.
+//!
+//! - [`videoalign`]: VideoReward of VideoAlign (visual quality, motion quality, text alignment of a clip);
+//! - [`hpsv3`]: HPSv3 (human preference for pictures, here for frames).
+//!
+//! The network is behind [`roll_core::VisionLanguageModel`]. `sampling` chooses frames and sizes, `pixels` turns frames
+//! into a network's input and pulls gradients back, `chat` builds the text. The reward `judge` uses them too
+//! (`reward.local`).
+
+mod chat;
+mod checkpoint;
+pub mod hpsv3;
+#[cfg(test)]
+pub(crate) mod mock;
+#[cfg(test)]
+mod parity;
+mod pixels;
+mod prompt_file;
+mod sampling;
+#[cfg(test)]
+mod tests;
+pub mod videoalign;
+
+use roll_core::{BuildContext, Component, Result, VisionLanguageModel, open_vision_language};
+
+pub(crate) use chat::{Placeholder, chat_tokens, refuse_reserved};
+pub use checkpoint::Dimension;
+pub(crate) use pixels::{Pixels, pull_all};
+pub(crate) use sampling::PixelLimits;
+
+/// The system turn of the chat template of Qwen2-VL and Qwen2.5-VL.
+pub(crate) const DEFAULT_SYSTEM: &str = "You are a helpful assistant.";
+
+/// Opens the network of a reward. A check scores a clip, so its reward has the weights too.
+pub(crate) fn open_with_weights(
+    key: &str,
+    component: &Component,
+    context: &BuildContext,
+) -> Result<Box<dyn VisionLanguageModel>> {
+    open_vision_language(key, component, &BuildContext { headers_only: false, ..context.clone() })
+}
