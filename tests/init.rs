@@ -166,8 +166,17 @@ fn every_reward_with_every_algorithm_is_a_file_that_the_check_accepts() {
     let in_root = |path: &str| root.join(path).display().to_string();
     // Clips with faces, for the rewards that look for one.
     let faces = in_root("demo/assets/clips/unseen/metadata.csv");
+    // The network and the text of a reward that sees.
+    let seeing = |folder: &str, weights: &str| {
+        let file = |name: &str| in_root(&format!("roll-rewards/scorers/tests/data/{folder}/{name}"));
+        let (weights, config, tokenizer) = (file(weights), file("hf_config.json"), file("tokenizer.json"));
+        let paths = format!("model_path: {weights}, config_path: {config}, tokenizer_path: {tokenizer}");
+        vec![format!("reward.model={{name: qwen_vl, {paths}}}"), format!("reward.prompt_file={}", file("template.txt"))]
+    };
     let options = |reward: &str| -> Vec<String> {
         match reward {
+            "videoalign" => seeing("videoalign_tiny", "checkpoint_full.safetensors"),
+            "hpsv3" => seeing("hpsv3_tiny", "model.safetensors"),
             "clip" => vec![format!("reward.path={}", in_root("roll-rewards/scorers/tests/data/clip_tiny"))],
             "command" => vec![format!("reward.command=python3 {}", in_root("examples/reward_command/brightness.py"))],
             "http" => vec![format!("reward.url={url}")],

@@ -9,6 +9,8 @@
 
 mod chat;
 mod checkpoint;
+#[cfg(test)]
+mod end_to_end;
 pub mod hpsv3;
 #[cfg(test)]
 pub(crate) mod mock;
