@@ -41,7 +41,7 @@ pub fn mini_batch(path: &Path, from: &mut ReferenceTree, to: &mut TranslatedTree
     let per_device = to.get("algo.micro_batch_size").and_then(whole).unwrap_or(1);
     let (devices, mapping) = devices(path, from)?;
     let config = "actor_train.strategy_args.strategy_config";
-    let mut devices_per_copy = 1_usize;
+    let mut devices_per_copy = 1_u64;
     for kind in ["tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size"] {
         let split = from.take(&format!("{config}.{kind}")).and_then(|v| whole(&v)).unwrap_or(1);
         devices_per_copy = devices_per_copy.saturating_mul(split);
