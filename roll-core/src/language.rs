@@ -49,6 +49,10 @@ pub struct Sampling {
     /// that the draws for a prompt are the same on any rank and in any batch. Empty: the prompts are numbered from 0.
     #[serde(default)]
     pub numbers: Vec<u64>,
+    /// Whether no later call continues these prompts and answers, so that a model keeps nothing of them between calls.
+    /// Draws do not depend on it.
+    #[serde(default)]
+    pub is_last_turn: bool,
 }
 
 impl Sampling {
@@ -63,6 +67,7 @@ impl Sampling {
             stop: Vec::new(),
             seed: 0,
             numbers: Vec::new(),
+            is_last_turn: false,
         }
     }
 

@@ -46,6 +46,7 @@ pub fn ask(args: Ask) -> Result<()> {
         top_p: args.top_p,
         top_k: args.top_k,
         seed: args.seed,
+        is_last_turn: true,
         ..Sampling::greedy(args.max_new_tokens)
     };
     sampling.check().map_err(named_by_flag)?;

@@ -74,6 +74,8 @@ struct Allocated {
     /// Number of slots, and those among them that belong to no sequence.
     slots: usize,
     free_slots: Vec<usize>,
+    /// Number of slots that the present call will take at most. They are allocated together.
+    reserved: usize,
     /// Most tokens that a slot will hold, as far as is known. Capacities grow no further.
     most: usize,
 }
@@ -236,6 +238,17 @@ impl Cache {
         allocated.slots - 1
     }
 
+    /// Makes the next allocation large enough for `more` further slots, so that the tensors are not copied for each.
+    pub fn reserve(&self, more: usize) {
+        let mut allocated = self.allocated();
+        allocated.reserved = allocated.slots + more.saturating_sub(allocated.free_slots.len());
+    }
+
+    /// Frees a slot, whose tokens nothing continues.
+    pub fn free_slot(&self, slot: usize) {
+        self.allocated().free_slots.push(slot);
+    }
+
     /// Number of slots.
     fn slots(&self) -> usize {
         self.allocated().slots
@@ -256,7 +269,7 @@ impl Cache {
         let slots: BTreeSet<usize> = live.iter().filter_map(|prefix| prefix.slot).collect();
         allocated.free_slots = (0..allocated.slots).rev().filter(|slot| !slots.contains(slot)).collect();
         if slots.is_empty() {
-            (allocated.slots, allocated.free_slots, allocated.most) = (0, Vec::new(), 0);
+            *allocated = Allocated { prompt_rows: allocated.prompt_rows, ..Allocated::default() };
             (0..self.layers.len()).for_each(|layer| self.layer(layer).tails = None);
         }
         // The new start of each prompt, by its old start.
@@ -323,20 +336,20 @@ impl Cache {
     }
 
     /// Returns `tails` with at least `slots` slots of at least `needed` tokens. If they are too small, they are copied to
-    /// larger tensors. `like` has the width and device of keys and values.
+    /// larger tensors, which have the reserved slots too. `like` has the width and device of keys and values.
     fn with_room(&self, tails: Option<Slots>, slots: usize, needed: usize, like: &Tensor<2>) -> Slots {
         let (device, [_, width]) = (like.device(), like.dims());
-        let most = self.allocated().most;
+        let Allocated { most, reserved, .. } = *self.allocated();
         let empty = |slots, capacity| Tensor::<3>::zeros([slots, capacity, width], (&device, self.dtype));
         let Some((keys, values)) = tails else {
-            let capacity = capacity_for(needed, 0, most);
+            let (slots, capacity) = (slots.max(reserved), capacity_for(needed, 0, most));
             return (empty(slots, capacity), empty(slots, capacity));
         };
         let [old_slots, old_capacity, _] = keys.dims();
         if old_slots >= slots && old_capacity >= needed {
             return (keys, values);
         }
-        let (slots, capacity) = (slots.max(old_slots), capacity_for(needed, old_capacity, most));
+        let (slots, capacity) = (slots.max(old_slots).max(reserved), capacity_for(needed, old_capacity, most));
         let enlarged =
             |old: Tensor<3>| empty(slots, capacity).slice_assign([0..old_slots, 0..old_capacity, 0..width], old);
         (enlarged(keys), enlarged(values))
@@ -385,6 +398,18 @@ impl Cache {
             let (keys, values) = self.with_room(Some((keys, values)), slots, prefix.tail, &k);
             layer.tails = Some((ops::store_rows(keys, k, &places), ops::store_rows(values, v, &places)));
         }
+    }
+
+    /// Size of all keys and values in bytes.
+    #[cfg(test)]
+    pub fn bytes(&self) -> usize {
+        let bytes = |dims: &[usize]| 2 * dims.iter().product::<usize>() * self.dtype.size();
+        let layers = (0..self.layers.len()).map(|layer| {
+            let layer = self.layer(layer);
+            let prompts = layer.prompts.as_ref().map_or(0, |(keys, _)| bytes(&keys.dims()));
+            prompts + layer.tails.as_ref().map_or(0, |(keys, _)| bytes(&keys.dims()))
+        });
+        layers.sum()
     }
 }
 

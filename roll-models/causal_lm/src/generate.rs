@@ -111,6 +111,10 @@ pub fn generate(
         // The last token of a row is never read, so it is not cached.
         to_come[row.prompt] = sampling.limit(row.index).saturating_sub(1).max(to_come[row.prompt]);
     }
+    // Rows of known conversations have their slots. A last turn frees those of the others as they end.
+    let new_rows = waiting.len().saturating_sub(prefixes.count_known(&distinct));
+    let slots_at_once = if sampling.is_last_turn { at_once.max(1) } else { usize::MAX };
+    cache.reserve(new_rows.min(slots_at_once));
     let mut generator = Generator {
         network,
         // Converted once, not for every token.
@@ -136,7 +140,11 @@ pub fn generate(
         let drawn = generator.draw(&mut rows, entering, logits.as_ref())?;
         (rows, logits) = generator.append(rows, drawn)?;
     }
-    Ok(generator.finished)
+    let finished = generator.finished;
+    if sampling.is_last_turn {
+        prefixes.end_turn();
+    }
+    Ok(finished)
 }
 
 impl Generator<'_> {
@@ -223,9 +231,7 @@ impl Generator<'_> {
             row.generation.log_probs.push(drawn.log_prob);
             row.generation.raw_log_probs.push(drawn.raw_log_prob);
             if self.ends(&row, drawn.id, position)? {
-                let tokens = self.prompts[row.prompt].iter().chain(&row.generation.tokens);
-                let tokens = tokens.take(position).copied().collect();
-                self.prefixes.keep(tokens, Prefix { prompt, slot: Some(row.slot), tail });
+                self.keep(&row, Prefix { prompt, slot: Some(row.slot), tail });
                 self.vacant += 1;
                 self.finished[row.index] = row.generation;
             } else {
@@ -240,6 +246,17 @@ impl Generator<'_> {
         let tokens = CachedTokens::Next(Arc::new(NextPlaces::new(places)));
         let logits = self.network.next_logits(&packed, &self.cache, tokens, self.trainable.as_ref())?;
         Ok((continuing, Some(logits)))
+    }
+
+    /// Keeps the tokens of a row for the next turn. After a last turn, frees the slot of the row instead.
+    fn keep(&self, row: &Row, prefix: Prefix) {
+        if !self.sampling.is_last_turn {
+            let tokens = self.prompts[row.prompt].iter().chain(&row.generation.tokens);
+            self.prefixes.keep(tokens.take(prefix.len()).copied().collect(), prefix);
+        // Other rows of the prompt may copy the tail of its prefix.
+        } else if self.cached[row.prompt].as_ref().is_none_or(|cached| cached.prefix.slot != Some(row.slot)) {
+            self.cache.free_slot(row.slot);
+        }
     }
 
     /// Returns whether `row` ends with its last token, which has this id and position.
@@ -372,6 +389,48 @@ mod tests {
             assert_close(&found, &play(&next, 1.0, 2, 64, &Prefixes::default()));
             assert_ne!(found[0].tokens, found[1].tokens, "each draws for itself");
         }
+    }
+
+    #[test]
+    fn last_turns_keep_nothing_and_draw_the_same() {
+        let network = network();
+        // Three parts of a validation whose episodes have one turn: they have the same seed, and numbers of their own.
+        let rollout = |is_last_turn: bool| {
+            let (prefixes, peak) = (Prefixes::default(), std::cell::Cell::new(0));
+            let held = |prompt: &[u32]| prefixes.begin_turn(1, &[prompt], || unreachable!("there is a cache")).bytes();
+            let decode = |_: &[u32]| {
+                peak.set(held(&[1]).max(peak.get()));
+                Ok(String::new())
+            };
+            let parts = (0..3u32).flat_map(|part| {
+                let prompts: Vec<Vec<u32>> = (0..16).map(|i| vec![1 + part, 2 + i / 2, 3]).collect();
+                let numbers = (0..16).map(|i| u64::from(16 * part + i)).collect();
+                let stop = vec!["text".into()];
+                let sampling =
+                    Sampling { temperature: 1.0, seed: 1, numbers, stop, is_last_turn, ..Sampling::greedy(20) };
+                let endings = Endings { ids: &[0], decode: &decode };
+                generate(&network, &prompts, &sampling, &endings, &prefixes, 4).unwrap()
+            });
+            let bits = |g: Generation| (g.tokens, g.log_probs.into_iter().map(f32::to_bits).collect::<Vec<_>>());
+            let found: Vec<_> = parts.map(bits).collect();
+            (found, peak.get(), held(&[1]))
+        };
+        let ((kept, peak_of_kept, kept_bytes), (found, peak, bytes)) = (rollout(false), rollout(true));
+        assert_eq!(found, kept);
+        println!("{peak_of_kept} bytes at most, and {kept_bytes} at the end; in last turns {peak} and {bytes}");
+        assert!(bytes == 0 && kept_bytes > 0 && 6 * peak <= peak_of_kept, "{peak} of {peak_of_kept}, {bytes}");
+    }
+
+    #[test]
+    fn slots_of_a_call_are_allocated_together() {
+        let network = network();
+        let (prefixes, prompts) = (Prefixes::default(), (0..9).map(|i| vec![1 + i, 2]).collect::<Vec<_>>());
+        let decode = |_: &[u32]| Ok(String::new());
+        let sampling = Sampling { temperature: 1.0, seed: 1, ..Sampling::greedy(4) };
+        generate(&network, &prompts, &sampling, &Endings { ids: &[], decode: &decode }, &prefixes, 2).unwrap();
+        let cache = prefixes.begin_turn(1, &[], || unreachable!("there is a cache"));
+        // Two layers of keys and values, whose rows have 8 numbers: 9 slots of 3 tokens, and 9 prompts of 2.
+        assert_eq!(cache.bytes(), 2 * 2 * 8 * 4 * (9 * 3 + 9 * 2));
     }
 
     #[test]

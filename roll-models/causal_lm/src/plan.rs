@@ -231,25 +231,18 @@ impl<'a> MemoryPlan<'a> {
         let called = rows.min(pass.at_once).max(1);
         let new_tokens = pass.generated.min(length.saturating_sub(1));
         let prompt_tokens = length - new_tokens;
-        let prompts = if pass.shared_prompt { called.min(rows / pass.group.max(1)) } else { called };
+        let prompts = if pass.shared_prompt { called.min(rows.div_ceil(pass.group.max(1))) } else { called };
+        let at_once = called.min(self.options.rows_at_once);
         // In the last turn, each sequence has all its tokens but the last in its slot. A single answer leaves the prompt,
-        // which a group may share, where it was read.
-        let all_prompts = if pass.shared_prompt { rows.div_ceil(pass.group.max(1)) } else { rows };
-        let (slot_tokens, packed_tokens) = match pass.continues {
-            true => (length.saturating_sub(1), 0),
-            false => (new_tokens.saturating_sub(1), all_prompts * prompt_tokens),
+        // which a group may share, where it was read, and frees its slot; a call frees its prompts.
+        let (slots, slot_tokens, packed_tokens) = match pass.continues {
+            true => (rows, length.saturating_sub(1), 0),
+            false => (at_once, new_tokens.saturating_sub(1), prompts * prompt_tokens),
         };
-        let turn = RolloutShape {
-            slots: rows,
-            slot_tokens,
-            packed_tokens,
-            rows: called.min(self.options.rows_at_once),
-            prompts,
-            prompt_tokens,
-        };
+        let turn = RolloutShape { slots, slot_tokens, packed_tokens, rows: at_once, prompts, prompt_tokens };
         let bytes = turn.bytes(config, width);
         let token_bytes = config.layers * 2 * config.kv_heads * config.head_dim * width;
-        let formula = format!("{rows} x {slot_tokens} tokens, {packed_tokens} of prompts, {token_bytes} B each");
+        let formula = format!("{slots} x {slot_tokens} tokens, {packed_tokens} of prompts, {token_bytes} B each");
         let phase = if pass.ahead { "" } else { &pass.phase };
         let largest = [bytes.pass, bytes.logits, bytes.growth].into_iter().max().unwrap_or(0);
         let copy = if pass.ahead { 4 * self.trained() } else { 0 };

@@ -143,6 +143,9 @@ fn keys_and_values_are_held_once() {
     assert_eq!(counted(json!({}), &once), (4 * 88 + 8 * 39) * of_token);
     let apart = TextPass { shared_prompt: false, ..once };
     assert_eq!(counted(json!({}), &apart), (8 * 88 + 8 * 39) * of_token);
+    // A single answer frees its slot, and a call its prompts.
+    assert_eq!(counted(json!({"rows_at_once": 3}), &apart), (8 * 88 + 3 * 39) * of_token);
+    assert_eq!(counted(json!({}), &TextPass { at_once: 2, ..apart }), 2 * (88 + 39) * of_token);
     let long = TextPass { rows: 64, group: 8, tokens: Some(2048), ..rollout };
     let needs = planned(json!({}), &input(&[long])).unwrap();
     assert_eq!(bytes(&needs, "keys and values"), 64 * 2047 * of_token);

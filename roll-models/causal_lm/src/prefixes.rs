@@ -59,6 +59,22 @@ impl Prefixes {
         cache.clone()
     }
 
+    /// Ends a last turn: frees the memory of all conversations but those that a call of this turn or of the next may
+    /// continue.
+    pub fn end_turn(&self) {
+        let Turns { previous, present, cache, .. } = &mut *self.turns();
+        if let Some(cache) = cache {
+            cache
+                .retain(&mut previous.by_tokens.values_mut().chain(present.by_tokens.values_mut()).collect::<Vec<_>>());
+        }
+    }
+
+    /// Number of `prompts` that continue a conversation of the previous turn.
+    pub fn count_known(&self, prompts: &[&[u32]]) -> usize {
+        let previous = &self.turns().previous;
+        prompts.iter().filter(|prompt| previous.longest(prompt).is_some()).count()
+    }
+
     /// Removes the longest proper prefix of `prompt` that is known from the previous turn, and returns it.
     pub fn take(&self, prompt: &[u32]) -> Option<Prefix> {
         let table = &mut self.turns().previous;

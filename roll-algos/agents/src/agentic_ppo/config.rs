@@ -452,6 +452,7 @@ impl AgenticPpoConfig {
             stop: self.stop.clone(),
             seed,
             numbers,
+            is_last_turn: false,
         }
     }
 }

@@ -44,7 +44,8 @@ pub(crate) fn answers(
     progress.phase("answering held-out conversations");
     let prompts: Vec<Vec<u32>> = questions.iter().map(|question| question.prompt.clone()).collect();
     let limits = prompts.iter().map(|prompt| model.context_length().saturating_sub(prompt.len())).collect();
-    let written = model.generate(&prompts, &Sampling { limits, ..Sampling::greedy(ANSWER_TOKENS) })?;
+    let written =
+        model.generate(&prompts, &Sampling { limits, is_last_turn: true, ..Sampling::greedy(ANSWER_TOKENS) })?;
     let mut records = Vec::with_capacity(questions.len());
     for (question, generation) in questions.iter().zip(&written) {
         let prompt = model.detokenize(&question.prompt)?;

@@ -16,7 +16,7 @@ use std::collections::BTreeMap;
 use rand::RngCore;
 use roll_core::{
     ChatRequest, Environment, Error, Generation, LanguageModel, Message, Noise, Progress, Purpose, Result, ResultExt,
-    RolloutEngine, Split, threads::in_parallel,
+    RolloutEngine, Sampling, Split, threads::in_parallel,
 };
 use roll_external::json;
 
@@ -246,7 +246,8 @@ fn play_rounds(
     // A turn is an answer to the environment, after at most the permitted number of answers with calls of tools.
     let answers_of_a_turn = if rules.tools.is_empty() { 1 } else { config.max_tool_calls.saturating_add(1) };
     let token_budget = rules.token_budget;
-    for round in 0..config.max_actions_per_traj.saturating_mul(answers_of_a_turn) {
+    let rounds = config.max_actions_per_traj.saturating_mul(answers_of_a_turn);
+    for round in 0..rounds {
         if episodes.iter().all(|episode| episode.ended.is_some()) {
             break;
         }
@@ -260,7 +261,8 @@ fn play_rounds(
                 episode.end(Ending::TokenLimit);
             }
         }
-        let answers = generate_answers(config, plan, round, token_budget, writer, episodes, noise)?;
+        let this_round = Round { number: round, is_last: round + 1 == rounds, token_budget };
+        let answers = generate_answers(config, plan, this_round, writer, episodes, noise)?;
         let mut acting = Vec::new();
         for (i, episode) in episodes.iter_mut().enumerate() {
             match answers.get(&i) {
@@ -361,20 +363,29 @@ struct Answer {
     is_truncated: bool,
 }
 
+/// One answer of every episode that has not ended.
+#[derive(Clone, Copy)]
+struct Round {
+    number: usize,
+    /// Whether no episode has a further answer.
+    is_last: bool,
+    /// Most tokens of a prompt and its answer together.
+    token_budget: usize,
+}
+
 /// Generates an answer for every episode that has not ended, and returns the answers by the position of the episode. An
-/// error is that of an episode alone. Prompt and answer have at most `token_budget` tokens together.
+/// error is that of an episode alone.
 fn generate_answers(
     config: &AgenticPpoConfig,
     plan: &EpisodePlan,
-    round: usize,
-    token_budget: usize,
+    round: Round,
     writer: &mut Writer<'_>,
     episodes: &[RunningEpisode<'_>],
     noise: &Noise,
 ) -> Result<BTreeMap<usize, Result<Generation>>> {
     let continuing: Vec<usize> = (0..episodes.len()).filter(|i| episodes[*i].ended.is_none()).collect();
     let purpose = if plan.held_out { Purpose::Evaluation } else { Purpose::Tokens };
-    let seed = noise.generator(purpose, plan.step, round as u64).next_u64();
+    let seed = noise.generator(purpose, plan.step, round.number as u64).next_u64();
     let number = |i: usize| (plan.group(i / plan.group_size) * plan.group_size + i % plan.group_size) as u64;
     let mut answers = BTreeMap::new();
     // An engine makes batches itself.
@@ -382,9 +393,10 @@ fn generate_answers(
     for positions in continuing.chunks(at_once) {
         let prompts: Vec<Vec<u32>> = positions.iter().map(|i| episodes[*i].conversation.prompt().to_vec()).collect();
         let numbers = positions.iter().map(|i| number(*i)).collect();
-        let limit = |(i, prompt): (&usize, &Vec<u32>)| episodes[*i].answer_limit.min(token_budget - prompt.len());
+        let limit = |(i, prompt): (&usize, &Vec<u32>)| episodes[*i].answer_limit.min(round.token_budget - prompt.len());
         let limits = positions.iter().zip(&prompts).map(limit).collect();
-        let sampling = config.sampling(plan.temperature, limits, seed, numbers);
+        let sampling =
+            Sampling { is_last_turn: round.is_last, ..config.sampling(plan.temperature, limits, seed, numbers) };
         let generations = match &mut writer.engine {
             Some(engine) => engine.answers(&prompts, &sampling)?,
             None => writer.model.answers(&prompts, &sampling)?,
