@@ -111,6 +111,25 @@ fn what_cannot_be_trained_through_an_engine_is_refused_before_the_first_step() {
 }
 
 #[test]
+fn frozen_lake_is_learnt_by_a_program_of_its_own() {
+    // The program itself instead of a launcher, because it is started 640 times.
+    let python = std::process::Command::new("python3").args(["-c", "import sys; print(sys.executable)"]).output();
+    let Some(python) = python.ok().filter(|output| output.status.success()) else {
+        roll_testing::skip!("no python3", needs = "python");
+    };
+    let python = String::from_utf8(python.stdout).unwrap();
+    let (dir, program) = (tempfile::tempdir().unwrap(), crate::program::root().join("tests/lake_agent.py"));
+    let command = format!("env.command=[{}, -I, {}]", python.trim(), program.display());
+    let settings = [&command, "algo.mini_batch_size=16", "algo.val_batch_size=64", "training.warmup_steps=0"];
+    let more: Vec<&str> = settings.iter().flat_map(|setting| ["--set", *setting]).collect();
+    let output = run(dir.path(), None, &[&["--env", "agent", "--steps", "8"], &more[..]].concat());
+    assert!(output.status.success(), "{}", stderr_text(&output));
+    let success: Vec<f64> = metrics(dir.path()).iter().filter_map(|row| row["val/env/success"].as_f64()).collect();
+    println!("success before and after eight steps: {success:?}");
+    assert!(success.len() == 2 && success[0] < 0.05 && success[1] >= 0.15, "{success:?}");
+}
+
+#[test]
 fn an_agent_with_an_openai_client_is_trained_through_the_endpoint() {
     let has_client = std::process::Command::new("python3").args(["-c", "import openai"]).output();
     if !has_client.is_ok_and(|output| output.status.success()) {

@@ -16,6 +16,7 @@ use super::NAME;
 use super::config::{AgenticPpoConfig, Estimator};
 use super::critic::{Critic, FitBatch};
 use super::engine::Engine;
+use super::engine::config::EngineName;
 use super::episode::{Ending, Episode};
 use super::kl::KlController;
 use super::plan::passes;
@@ -69,6 +70,9 @@ struct CheckpointedState<L> {
     /// The next step's episodes of all ranks, if they were prefetched and played to the end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     ahead: Option<PrefetchedRollout>,
+    /// What writes the answers of episodes, those of `ahead` among them.
+    #[serde(default, skip_serializing_if = "EngineName::is_model")]
+    writer: EngineName,
     /// The next step's rollout, if it was under way. The tensor [`POLICY`] of the checkpoint then has the parameters of
     /// the policy that plays it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -243,18 +247,30 @@ impl Algorithm for AgenticPpo {
                 (None, Some(UnderWay { step: rollout.step, parameters: rollout.policy.len() }))
             }
         };
-        let state = CheckpointedState { learned: &self.learned, ahead, under_way };
+        let state = CheckpointedState { learned: &self.learned, ahead, writer: self.config.rollout.name, under_way };
         serde_json::to_value(state).unwrap_or_default()
     }
 
     fn load_state(&mut self, state: &serde_json::Value) -> Result<()> {
         let unreadable = |problem: String| Error::Misuse(format!("the state of `{NAME}` cannot be read: {problem}"));
-        let CheckpointedState::<LearnedState> { learned, ahead, under_way } =
+        let CheckpointedState::<LearnedState> { learned, mut ahead, writer, under_way } =
             serde_json::from_value(state.clone()).map_err(|e| unreadable(e.to_string()))?;
         if !learned.critic.has_consistent_moments() {
             return Err(unreadable("the critic's weights and moments have different lengths".into()));
         }
         self.learned = learned;
+        let present_writer = self.config.rollout.name;
+        if writer != present_writer
+            && let Some(rollout) = ahead.take()
+        {
+            // Their log-probabilities are those of the other writer, and are not corrected as those of this one.
+            tracing::warn!(
+                "{} episodes of step {} in the checkpoint were written by {writer}, and `algo.rollout.name` is now \
+                 {present_writer}: they are dropped, and the step plays its own",
+                rollout.episodes.len(),
+                rollout.step + 1
+            );
+        }
         // The checkpoint has the episodes of all ranks; this rank keeps its own.
         let groups = share(self.ranks.as_ref(), self.config.num_env_groups);
         let played = ahead.filter(|_| self.config.is_asynchronous()).map(|mut rollout| {

@@ -377,6 +377,32 @@ fn a_checkpoint_does_not_wait_for_the_rollout_under_way_and_its_resume_is_bit_ex
 }
 
 #[test]
+fn episodes_ahead_of_another_writer_are_dropped_on_resume() {
+    let state_of = |writer: Option<&str>| {
+        let (mut whole, mut model) = (algorithm_that_likes_x(ahead(), true), Bigram::of("xyz"));
+        step(&mut whole, &mut model, 0, 5.0).unwrap();
+        // The state of a rollout that is done has its episodes.
+        let mut state = whole.state();
+        while state["ahead"].is_null() {
+            std::thread::sleep(Duration::from_millis(5));
+            state = whole.state();
+        }
+        assert!(state.get("writer").is_none(), "{state}");
+        if let Some(writer) = writer {
+            state["writer"] = writer.into();
+        }
+        (state, model)
+    };
+    for (writer, age) in [(None, 1.0), (Some("model"), 1.0), (Some("vllm"), 0.0)] {
+        let (state, mut model) = state_of(writer);
+        let mut resumed = algorithm_that_likes_x(ahead(), true);
+        resumed.load_state(&state).unwrap();
+        let report = step(&mut resumed, &mut model, 1, 5.0).unwrap();
+        assert_eq!(report.metrics["env/policy_age"], age, "{writer:?}");
+    }
+}
+
+#[test]
 fn failed_prefetched_rollout_fails_its_step() {
     let (mut algorithm, mut model) = (algorithm_that_likes_x(ahead(), true), Bigram::of("xyz"));
     // The snapshot of the model cannot render the second step's prompts.

@@ -27,6 +27,23 @@ pub enum EngineName {
     Sglang,
 }
 
+impl EngineName {
+    /// Whether the trained model itself writes.
+    pub fn is_model(&self) -> bool {
+        *self == Self::Model
+    }
+}
+
+impl std::fmt::Display for EngineName {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        f.write_str(match self {
+            Self::Model => "`model`",
+            Self::Vllm => "`vllm`",
+            Self::Sglang => "`sglang`",
+        })
+    }
+}
+
 /// Options of rollouts.
 #[derive(Clone, Debug, PartialEq, serde::Serialize, serde::Deserialize, schemars::JsonSchema)]
 #[serde(default, deny_unknown_fields)]
@@ -59,7 +76,7 @@ impl Default for RolloutConfig {
 impl RolloutConfig {
     /// Whether another engine than the model writes the answers.
     pub fn is_external(&self) -> bool {
-        self.name != EngineName::Model
+        !self.name.is_model()
     }
 
     /// Fails if an engine has no address or no directory, and on invalid limits.
