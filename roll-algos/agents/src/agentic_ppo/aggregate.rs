@@ -11,8 +11,8 @@ use super::grid::{Grid, Mask};
 pub enum Aggregation {
     /// Every response token weighs the same.
     TokenMean,
-    /// As the reference implements `token-mean`: it sums over all tokens, also those that are filtered out, and divides
-    /// by the number of response tokens.
+    /// As ROLL implements `token-mean`, for repeating its runs: it sums over all tokens, also those that are filtered
+    /// out, and divides by the number of response tokens.
     TokenMeanUnmasked,
     /// Sum over the tokens of a sample, mean over samples.
     SeqMeanTokenSum,

@@ -14,9 +14,9 @@ pub enum KlEstimate {
     /// `log p - log q`: unbiased, of either sign.
     #[default]
     Kl,
-    /// `|log p - log q|`.
+    /// `|log p - log q|`, for files of ROLL or verl that have it.
     Abs,
-    /// `(log p - log q)^2 / 2`.
+    /// `(log p - log q)^2 / 2`, for files of ROLL or verl that have it.
     Mse,
     /// `q/p - 1 - log(q/p)`: unbiased and never negative; clamped to 10.
     K3,

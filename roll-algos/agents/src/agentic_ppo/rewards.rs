@@ -44,8 +44,6 @@ pub enum NormalizationMethod {
     Mean,
     /// The mean is subtracted, and the result divided by the standard deviation.
     MeanStd,
-    /// The same as `mean_std`.
-    AsymClip,
 }
 
 /// Options of reward normalisation. `norm_mean_type` and `norm_std_type` decide; if one of them is absent, `method`
@@ -87,9 +85,7 @@ impl Normalize {
         match method {
             NormalizationMethod::Identity => Self::default(),
             NormalizationMethod::Mean => Self { mean: Some(scope), std: None },
-            NormalizationMethod::MeanStd | NormalizationMethod::AsymClip => {
-                Self { mean: Some(scope), std: Some(scope) }
-            }
+            NormalizationMethod::MeanStd => Self { mean: Some(scope), std: Some(scope) },
         }
     }
 }

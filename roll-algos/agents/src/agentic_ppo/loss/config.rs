@@ -95,7 +95,8 @@ pub struct LossConfig {
     /// `kimi15`: weight of the squared log-ratio.
     #[schemars(range(min = 0))]
     pub kimi15_tau: f64,
-    /// Whether fractions and means in metrics include prompts and padding, as those of the reference implementation do.
+    /// Whether fractions and means in metrics include prompts and padding, for comparing curves with those of a run of
+    /// ROLL, which counts them.
     pub reference_metrics: bool,
 }
 
