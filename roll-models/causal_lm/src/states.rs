@@ -33,11 +33,8 @@ impl Network {
 
     /// Returns the embeddings of `ids`, f32 `[N, D]`. Fails on ids outside of the vocabulary.
     pub fn embedded(&self, ids: &[u32]) -> Result<Burn<2>> {
-        let packed = Packed {
-            ids: ids.iter().map(|id| i64::from(*id)).collect(),
-            positions: (0..ids.len()).collect(),
-            spans: vec![0..ids.len()],
-        };
+        let mut packed = Packed::default();
+        packed.push(ids.iter().map(|id| i64::from(*id)), 0);
         self.check(&packed)?;
         let pass = self.pass(&packed, None, None);
         Embedding(pass).forward(&self.unused_state(), &[], &Tape::off())?.rank::<2>()
@@ -54,7 +51,8 @@ impl Network {
     ) -> Result<(Burn<2>, Option<ChainRecord>)> {
         let tokens = x.dims()[0];
         // The blocks read spans and angles, not ids.
-        let packed = Packed { ids: vec![0; tokens], positions: vec![0; tokens], spans: vec![0..tokens] };
+        let mut packed = Packed::default();
+        packed.push(std::iter::repeat_n(0, tokens), 0);
         let pass = self.pass_with(&packed, None, None, rope, None);
         let mut segments: Vec<Arc<dyn Segment>> = Vec::new();
         for index in 0..self.config().layers {

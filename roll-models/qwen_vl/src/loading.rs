@@ -201,7 +201,7 @@ fn others(weights: &Weights, wanted: &[(String, Vec<usize>)]) -> Result<BTreeMap
     other.map(|key| Ok((key.to_string(), weights.tensor(key)?))).collect()
 }
 
-/// Loads the tokenizer at `path`, by default that in `directory`. `None` if there is none.
+/// Loads the tokenizer at `path`, by default that in `directory`. Returns `None` if neither exists.
 fn tokenizer(path: Option<PathBuf>, directory: &Path) -> Result<Option<Tokenizer>> {
     let beside = ["tokenizer.json", "tokenizer/tokenizer.json"].map(|name| directory.join(name));
     let found = path.or_else(|| beside.into_iter().find(|file| file.exists()));

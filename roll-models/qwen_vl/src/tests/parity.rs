@@ -24,9 +24,9 @@ fn features_states_logits_and_gradients_match_transformers() {
 /// The results of a case, as the fixture lays them out.
 #[derive(Default)]
 struct Results {
-    /// By name without the case: values of all rows, one after another.
+    /// The values of all rows, one after another. Keys are names without the case.
     values: BTreeMap<String, Vec<f32>>,
-    /// Gradients by the name of the tensor of patches.
+    /// The gradients. Keys are names of tensors of patches.
     gradients: BTreeMap<String, Vec<f32>>,
 }
 
