@@ -1,0 +1,1 @@
+//! Text features of Qwen3.
