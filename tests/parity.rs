@@ -69,6 +69,10 @@ mod umt5;
 mod vae21;
 #[path = "parity/vae22.rs"]
 mod vae22;
+#[path = "parity/zimage_text.rs"]
+mod zimage_text;
+#[path = "parity/zimage_vae.rs"]
+mod zimage_vae;
 
 use roll_backends::Backend;
 
@@ -131,6 +135,8 @@ const KINDS: &[(&str, On, Run)] = &[
     ("umt5", On::Devices, umt5::run),
     ("vae21", On::DevicesAndDTypes, vae21::run),
     ("vae22", On::DevicesAndDTypes, vae22::run),
+    ("zimage_text", On::DevicesAndDTypes, zimage_text::run),
+    ("zimage_vae", On::DevicesAndDTypes, zimage_vae::run),
 ];
 
 enum Verdict {

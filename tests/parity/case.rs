@@ -103,7 +103,7 @@ impl Case {
     }
 
     fn bf16_error(&self) -> f64 {
-        let rounds_more = self.kind() == "reward_fl_step" || self.kind().starts_with("vae");
+        let rounds_more = self.kind() == "reward_fl_step" || self.kind().contains("vae");
         BF16_ERROR * if rounds_more { BF16_STEP } else { 1.0 }
     }
 

@@ -50,7 +50,7 @@ pub struct Generate {
     /// Key of the starting noise.
     #[arg(long, alias = "noise", default_value_t = 0)]
     pub seed: u64,
-    /// File to write: .mp4 or .gif, or a directory for PNG frames.
+    /// File to write: .mp4 or .gif, .png for one frame, or a directory for PNG frames.
     #[arg(long, short, value_name = "FILE")]
     pub output: PathBuf,
     /// Replace an existing video.

@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use roll_core::{Adapter, ConditionInput, Conditioning, DiffusionModel, Error, Options, Result, Video, VideoUnit};
 use roll_external::files;
-use roll_media::{Sizing, read_image, write_gif, write_mp4, write_pngs};
+use roll_media::{Picture, Sizing, encode_png, read_image, write_gif, write_mp4, write_pngs};
 use roll_train::config::LoadedConfig;
 use roll_video::rows::DataConfig;
 use roll_video::sampling::{Request, SamplingOptions};
@@ -27,7 +27,8 @@ const MAX_PROMPTS_BYTES: u64 = 64 << 20;
 /// Generates and writes the videos.
 pub fn generate(args: Generate) -> Result<()> {
     let prompts = prompts(&args)?;
-    let outputs = outputs(&args.output, args.prompts.is_some(), prompts.len());
+    // Without `--frames`, the number of frames is not known before the configuration is read.
+    let outputs = outputs(&args.output, args.prompts.is_some(), prompts.len(), args.frames);
     check(&args, &outputs)?;
     let configuration = Configuration::read(&args.config, &[])?;
     let registry = configuration.registry()?;
@@ -38,6 +39,9 @@ pub fn generate(args: Generate) -> Result<()> {
     let (image, end_image) = (read(&args.image)?, read(&args.end_image)?);
     if end_image.is_some() {
         enable_end_image(&mut loaded);
+    }
+    if let Some(output) = outputs.first() {
+        writer(output, frames)?;
     }
     tracing::info!("{frames} frames of {}x{}", size[1], size[0]);
     let mut model = open_model(&loaded, &registry, &context, &args.adapter)?;
@@ -63,7 +67,7 @@ pub fn generate(args: Generate) -> Result<()> {
         };
         let video = Video::new(sampling.frames(diffusion, request, &progress)?, fps)?;
         drop(progress);
-        let write = writer(output)?;
+        let write = writer(output, frames)?;
         write(output, &video)?;
         println!("{}", output.display());
     }
@@ -83,13 +87,14 @@ fn prompts(args: &Generate) -> Result<Vec<String>> {
 }
 
 /// The files of `count` videos. If they `are_numbered`, `out.mp4` becomes `out-001.mp4`, `out-002.mp4`, ..., and `out/`
-/// becomes `out/001.mp4`, `out/002.mp4`, ...
-fn outputs(output: &Path, are_numbered: bool, count: usize) -> Vec<PathBuf> {
+/// becomes `out/001.mp4`, `out/002.mp4`, ..., or `.png` if `frames` is known to be one.
+fn outputs(output: &Path, are_numbered: bool, count: usize, frames: Option<usize>) -> Vec<PathBuf> {
     if !are_numbered {
         return vec![output.into()];
     }
     if output.to_string_lossy().ends_with(std::path::is_separator) {
-        return (1..=count).map(|n| output.join(format!("{n:03}.mp4"))).collect();
+        let extension = if frames == Some(1) { "png" } else { "mp4" };
+        return (1..=count).map(|n| output.join(format!("{n:03}.{extension}"))).collect();
     }
     let stem = output.file_stem().unwrap_or_default().to_string_lossy();
     let extension = output.extension().map(|e| format!(".{}", e.to_string_lossy())).unwrap_or_default();
@@ -105,7 +110,7 @@ fn check(args: &Generate, outputs: &[PathBuf]) -> Result<()> {
         return Err(Error::Unsupported(format!("--fps: expected a number above 0, found {fps}")));
     }
     let Some(first) = outputs.first() else { return Ok(()) };
-    writer(first)?;
+    writer(first, args.frames.unwrap_or(1))?;
     outputs.iter().try_for_each(|path| refuse_existing(path, args.force))?;
     let parent = first.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     if !parent.is_dir() {
@@ -206,13 +211,20 @@ fn sampling_options(algorithm: &Options, args: &SamplingArgs) -> Result<Sampling
     Ok(options)
 }
 
-/// The function that writes videos of the type of `path`.
-fn writer(path: &Path) -> Result<fn(&Path, &Video) -> Result<()>> {
+/// The function that writes videos of `frames` frames of the type of `path`. A picture is a video of one frame.
+fn writer(path: &Path, frames: usize) -> Result<fn(&Path, &Video) -> Result<()>> {
     match path.extension().and_then(|e| e.to_str()) {
         Some("mp4") => Ok(|path, video| write_mp4(path, video)),
         Some("gif") => Ok(|path, video| write_gif(path, video)),
+        Some("png") if frames == 1 => {
+            Ok(|path, video| files::write_atomically(path, &encode_png(&Picture::from_frame(video, 0))?))
+        }
+        Some("png") => Err(Error::Unsupported(format!(
+            "--output: a .png file takes one frame, and the videos have {frames}; use --frames 1, .mp4, .gif, or a \
+             directory"
+        ))),
         Some(other) => Err(Error::Unsupported(format!(
-            "--output: videos of type .{other} are not written; use .mp4, .gif, or a directory"
+            "--output: videos of type .{other} are not written; use .mp4, .gif, .png (one frame), or a directory"
         ))),
         None => Ok(|path, video| write_pngs(path, video).map(drop)),
     }

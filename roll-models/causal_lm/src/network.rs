@@ -75,16 +75,18 @@ impl Network {
             }
             weights.insert(name, weight);
         }
-        Ok(Self::with_store(config, Resident::from_weights(weights, device)))
+        Ok(Self::with_store(config, Arc::new(Resident::from_weights(weights, device))))
     }
 
     /// Creates a network without frozen weights. It computes once all weights are trained, but has no reference policy.
     pub fn without_weights(config: LmConfig, device: &Device) -> Self {
-        Self::with_store(config, Resident::from_weights(HashMap::new(), device))
+        Self::with_store(config, Arc::new(Resident::from_weights(HashMap::new(), device)))
     }
 
-    pub(super) fn with_store(config: LmConfig, store: Resident) -> Self {
-        let (store, products, memory) = (Arc::new(store), DType::F32, Memory::default());
+    /// Creates a network whose frozen weights lie in `store` under their Hugging Face names, e.g. one that streams them.
+    /// Shapes are not checked.
+    pub fn with_store(config: LmConfig, store: Arc<dyn WeightStore>) -> Self {
+        let (products, memory) = (DType::F32, Memory::default());
         Self { config, store, parameters: None, start: None, lora_scale: 1.0, products, memory }
     }
 
@@ -282,6 +284,27 @@ impl Network {
         batch.spread_rows(&values, self.config.dim)
     }
 
+    /// Computes the hidden states after the first `blocks` blocks, before the final norm: f32 `[B, L, D]`, 0 at padding.
+    /// Later blocks do not run and their weights are not read. Fails if the network has fewer blocks.
+    pub fn states_after(&self, blocks: usize, tokens: &Tensor, mask: &Tensor, adapter: Adapter) -> Result<Tensor> {
+        if blocks > self.config.layers {
+            let problem = format!("expected at most the model's {} blocks, found {blocks}", self.config.layers);
+            return Err(Error::Misuse(problem));
+        }
+        let batch = Batch::new(tokens, mask)?;
+        self.check(&batch.packed)?;
+        let values = if batch.packed.is_empty() {
+            Vec::new()
+        } else {
+            let pass = self.pass(&batch.packed, self.trainable(adapter)?, NO_CACHE);
+            let chain = Chain::new(embedding_and_blocks(&pass, blocks));
+            let state = self.unused_state();
+            let (states, _) = chain.forward(state, Vec::new(), Grad::Skip, self.memory, TRACK_SHARED, None)?;
+            to_host(states.rank::<2>()?)?.to_f32_vec()
+        };
+        batch.spread_rows(&values, self.config.dim)
+    }
+
     /// Returns the logits after the last token of each sequence of `packed`, `[sequences, V]`. `tokens` says where the
     /// tokens of `packed` belong in `cache`: their keys and values are added to it, those of earlier tokens read from
     /// it.
@@ -440,10 +463,16 @@ pub(super) fn adapters(
 
 /// The segments of a forward pass: embedding, blocks, final norm.
 fn chain(pass: &Arc<ForwardPass>) -> Chain {
-    let mut segments: Vec<Arc<dyn Segment>> = vec![Arc::new(Embedding(pass.clone()))];
-    for index in 0..pass.config.layers {
-        segments.push(Arc::new(Block { index, pass: pass.clone() }));
-    }
+    let mut segments = embedding_and_blocks(pass, pass.config.layers);
     segments.push(Arc::new(FinalNorm(pass.clone())));
     Chain::new(segments)
+}
+
+/// The embedding and the first `blocks` blocks of a forward pass.
+fn embedding_and_blocks(pass: &Arc<ForwardPass>, blocks: usize) -> Vec<Arc<dyn Segment>> {
+    let mut segments: Vec<Arc<dyn Segment>> = vec![Arc::new(Embedding(pass.clone()))];
+    for index in 0..blocks {
+        segments.push(Arc::new(Block { index, pass: pass.clone() }));
+    }
+    segments
 }
