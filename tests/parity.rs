@@ -69,6 +69,8 @@ mod umt5;
 mod vae21;
 #[path = "parity/vae22.rs"]
 mod vae22;
+#[path = "parity/zimage_dit.rs"]
+mod zimage_dit;
 #[path = "parity/zimage_text.rs"]
 mod zimage_text;
 #[path = "parity/zimage_vae.rs"]
@@ -135,6 +137,7 @@ const KINDS: &[(&str, On, Run)] = &[
     ("umt5", On::Devices, umt5::run),
     ("vae21", On::DevicesAndDTypes, vae21::run),
     ("vae22", On::DevicesAndDTypes, vae22::run),
+    ("zimage_dit", On::DevicesAndDTypes, zimage_dit::run),
     ("zimage_text", On::DevicesAndDTypes, zimage_text::run),
     ("zimage_vae", On::DevicesAndDTypes, zimage_vae::run),
 ];

@@ -107,6 +107,13 @@ impl Case {
         BF16_ERROR * if rounds_more { BF16_STEP } else { 1.0 }
     }
 
+    /// [`Case::bf16_error`] of one tensor. In the tiny Z-Image, the rounding of the weights alone makes 0.10 of the
+    /// largest gradient of an adapter's matrix (measured on flex, with products in f32).
+    fn bf16_error_of(&self, name: &str) -> f64 {
+        let is_adapter_gradient = self.kind().starts_with("zimage_dit") && name.contains(".lora.grad.");
+        self.bf16_error() * if is_adapter_gradient { BF16_STEP } else { 1.0 }
+    }
+
     /// Tolerance of a number that is checked by itself: `exact`, or the rounding of bf16.
     pub fn tolerance(&self, exact: f64) -> f64 {
         if self.setting.is_narrow() { exact.max(self.bf16_error()) } else { exact }
@@ -168,7 +175,7 @@ impl Case {
                 let own = measured(name, "f32_vs_f64_rel_to_max");
                 let relative = match tensor.dtype() {
                     DType::F32 | DType::Bf16 | DType::F16 if self.setting.is_narrow() => {
-                        measured(name, "bf16_rel_to_max").map_or(self.bf16_error(), |e| BF16_FACTOR * e)
+                        measured(name, "bf16_rel_to_max").map_or(self.bf16_error_of(name), |e| BF16_FACTOR * e)
                     }
                     DType::F32 | DType::Bf16 | DType::F16 => own.map_or(wide, |e| ERROR_FACTOR * e).max(ERROR_FLOOR),
                     _ => 0.0,

@@ -12,7 +12,7 @@ use roll_core::{Error, Result, Tensor};
 use roll_network::weights::{Checkpoint, Streamed};
 
 use super::resize::bicubic;
-use super::shapes::WeightShapes;
+use roll_network::shapes::WeightShapes;
 
 /// Epsilon of every norm.
 const EPS: f64 = 1e-5;

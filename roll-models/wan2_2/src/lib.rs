@@ -37,7 +37,6 @@ pub mod paths;
 pub mod plan;
 mod prompts;
 mod resize;
-mod shapes;
 mod text;
 pub mod tokenizer;
 pub mod umt5;

@@ -15,7 +15,7 @@ use roll_network::precision::DeviceTraits;
 use roll_network::weights::{Checkpoint, Streamed, stored_dtype};
 
 use super::dit::Probe;
-use super::shapes::WeightShapes;
+use roll_network::shapes::WeightShapes;
 
 /// Epsilon of T5's layer norm: `x / sqrt(mean(x^2) + EPS)`.
 const EPS: f64 = 1e-6;

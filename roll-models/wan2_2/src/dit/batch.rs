@@ -4,7 +4,7 @@
 use roll_core::{Conditioning, Error, Result, Tensor, Timestep, VelocityInput};
 
 use super::config::DitConfig;
-use super::patch::{Grid, Order};
+use roll_network::patch::{Grid, Order};
 use super::rope::rotary_tables;
 
 /// The checked inputs of a pass, in host memory.

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use roll_core::{Error, Result};
 
-use crate::shapes::WeightShapes;
+use roll_network::shapes::WeightShapes;
 
 /// Width of an attention head in every published Wan model. The weights do not contain it.
 const OFFICIAL_HEAD_DIM: usize = 128;

@@ -1,33 +1,15 @@
 //! Embeddings of time, text and image tokens, which all blocks read.
 
-use burn_tensor::{DType, Device, Tensor, TensorData, activation};
+use burn_tensor::{Tensor, activation};
 use roll_backends::{Scope, ops};
-use roll_core::{Result, Timestep};
+use roll_core::Result;
+pub use roll_network::timestep::sinusoid;
 
 /// Epsilon of every norm of the network.
 pub const EPS: f64 = 1e-6;
 
 /// Epsilon of the norms in the image branch: PyTorch's default for LayerNorm.
 const IMAGE_EPS: f64 = 1e-5;
-
-/// Ratio of the highest to the lowest frequency of the sinusoidal embedding, nearly.
-const FREQUENCY_BASE: f64 = 10_000.0;
-
-/// Sinusoidal embedding, f32 `[timesteps, width]`: cosines, then sines. Angles are computed in f64, as in the official
-/// model.
-pub fn sinusoid(timesteps: &[Timestep], width: usize, device: &Device) -> Tensor<2> {
-    let half = width / 2;
-    let frequency = |i: usize| FREQUENCY_BASE.powf(-(i as f64) / half as f64);
-    let values: Vec<f32> = timesteps
-        .iter()
-        .flat_map(|t| {
-            let cosines = (0..half).map(|i| (t.0 * frequency(i)).cos() as f32);
-            let sines = (0..half).map(|i| (t.0 * frequency(i)).sin() as f32);
-            cosines.chain(sines).collect::<Vec<_>>()
-        })
-        .collect();
-    Tensor::from_data(TensorData::new(values, [timesteps.len(), 2 * half]), (device, DType::F32))
-}
 
 /// Embeds the sinusoids of G timesteps. Returns the embedded timesteps `[G, dim]` for the head, and the modulations
 /// `[G, 6 * dim]` for the blocks.

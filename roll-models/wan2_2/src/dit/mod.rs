@@ -8,7 +8,6 @@ mod batch;
 mod block;
 mod config;
 pub mod embed;
-mod patch;
 mod rope;
 #[cfg(test)]
 mod tests;
@@ -31,7 +30,7 @@ use roll_core::{
 
 pub use block::{Block, Pass, Probe};
 pub use config::DitConfig;
-pub use patch::{Grid, Order};
+pub use roll_network::patch::{Grid, Order};
 pub use rope::rotary_tables;
 
 use batch::{Batch, BatchShape};

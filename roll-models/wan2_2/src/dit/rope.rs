@@ -2,7 +2,7 @@
 
 use roll_core::{Result, Tensor};
 
-use super::patch::Grid;
+use roll_network::patch::Grid;
 
 /// Base of the frequencies.
 const THETA: f64 = 10_000.0;

@@ -7,7 +7,7 @@ use roll_core::{Error, Noise, Purpose, Result, StateDict, Tensor};
 
 use super::layer::{Layer, LayerKind};
 use super::rearrange::Factors;
-use crate::shapes::WeightShapes;
+use roll_network::shapes::WeightShapes;
 
 /// The two published architectures.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

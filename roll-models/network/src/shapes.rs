@@ -5,9 +5,10 @@ use std::collections::BTreeMap;
 use roll_core::{Error, Result};
 
 /// Shapes by the official key of the weight.
-pub(super) struct WeightShapes<'a> {
+pub struct WeightShapes<'a> {
     /// Name of the network in error messages.
     pub network: &'static str,
+    /// Shape by key.
     pub shapes: &'a BTreeMap<String, Vec<usize>>,
 }
 

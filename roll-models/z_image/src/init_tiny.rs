@@ -1,1 +1,0 @@
-//! Random checkpoints of a few thousand parameters.

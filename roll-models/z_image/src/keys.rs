@@ -1,0 +1,122 @@
+//! Keys of the transformer's weights in ComfyUI's single files, and in the published checkpoints, whose names are those
+//! of diffusers.
+
+use std::collections::BTreeMap;
+
+use roll_core::{Error, Result, StateDict, Tensor};
+
+/// The projections that a single file stacks along the rows of `attention.qkv`, in this order.
+pub const PROJECTIONS: [&str; 3] = ["to_q", "to_k", "to_v"];
+
+/// Prefixes that a whole key may have.
+const PREFIXES: [&str; 2] = ["model.diffusion_model.", "diffusion_model."];
+
+/// A weight of some single files that the network does not read.
+const STRAY: &str = "norm_final.weight";
+
+/// Parts of a module's name: in a single file, in the checkpoint.
+const RENAMED: [(&str, &str); 5] = [
+    (".attention.out", ".attention.to_out.0"),
+    (".attention.q_norm", ".attention.norm_q"),
+    (".attention.k_norm", ".attention.norm_k"),
+    ("x_embedder", "all_x_embedder.2-1"),
+    ("final_layer", "all_final_layer.2-1"),
+];
+
+/// The end of the name of a fused module.
+const FUSED: &str = ".attention.qkv";
+
+/// The modules of a checkpoint that a module of a single file contains.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Module {
+    /// One module.
+    One(String),
+    /// Those of q, k and v, stacked along the rows.
+    Fused([String; 3]),
+}
+
+/// Returns the checkpoint's modules for a module of a single file. Names that both share are returned unchanged, as are
+/// names of the checkpoint.
+pub fn checkpoint_module(module: &str) -> Module {
+    if let Some(block) = module.strip_suffix(FUSED) {
+        return Module::Fused(PROJECTIONS.map(|projection| format!("{block}.attention.{projection}")));
+    }
+    for (single, checkpoint) in RENAMED {
+        match single.strip_prefix('.') {
+            Some(_) => {
+                if let Some(block) = module.strip_suffix(single) {
+                    return Module::One(format!("{block}{checkpoint}"));
+                }
+            }
+            None => {
+                if let Some(rest) = module.strip_prefix(single).filter(|rest| rest.is_empty() || rest.starts_with('.')) {
+                    return Module::One(format!("{checkpoint}{rest}"));
+                }
+            }
+        }
+    }
+    Module::One(module.to_string())
+}
+
+/// Returns the module of a single file that contains a module of the checkpoint.
+pub fn single_file_module(module: &str) -> String {
+    for projection in PROJECTIONS {
+        if let Some(block) = module.strip_suffix(&format!(".attention.{projection}")) {
+            return format!("{block}{FUSED}");
+        }
+    }
+    for (single, checkpoint) in RENAMED {
+        let found = match single.strip_prefix('.') {
+            Some(_) => module.strip_suffix(checkpoint).map(|block| format!("{block}{single}")),
+            None => module.strip_prefix(checkpoint).map(|rest| format!("{single}{rest}")),
+        };
+        if let Some(found) = found {
+            return found;
+        }
+    }
+    module.to_string()
+}
+
+/// Renames the weights of a single file, with or without a prefix, to those of the checkpoint, and divides fused
+/// projections. Weights under the names of the checkpoint are returned unchanged.
+///
+/// # Errors
+/// Fails if the rows of a fused projection are not a multiple of three.
+pub fn to_checkpoint(state: StateDict) -> Result<StateDict> {
+    let mut renamed = BTreeMap::new();
+    for (key, tensor) in state {
+        let bare = PREFIXES.iter().find_map(|prefix| key.strip_prefix(prefix)).unwrap_or(&key);
+        if bare == STRAY {
+            continue;
+        }
+        let Some((module, parameter)) = bare.rsplit_once('.').filter(|(_, end)| ["weight", "bias"].contains(end)) else {
+            renamed.insert(bare.to_string(), tensor);
+            continue;
+        };
+        match checkpoint_module(module) {
+            Module::One(module) => {
+                renamed.insert(format!("{module}.{parameter}"), tensor);
+            }
+            Module::Fused(modules) => {
+                for (i, module) in modules.iter().enumerate() {
+                    renamed.insert(format!("{module}.{parameter}"), rows_of_part(&tensor, i, &key)?);
+                }
+            }
+        }
+    }
+    Ok(renamed.into_iter().collect())
+}
+
+/// The `i`-th third of the rows of a fused weight, in its dtype.
+fn rows_of_part(fused: &Tensor, i: usize, key: &str) -> Result<Tensor> {
+    let [rows, rest @ ..] = fused.shape() else {
+        return Err(Error::shape(format!("the weight `{key}`"), "[3 * dim, ...]", fused.shape()));
+    };
+    if rows % PROJECTIONS.len() != 0 {
+        let expected = "rows of q, k and v, a multiple of 3";
+        return Err(Error::shape(format!("the weight `{key}`"), expected, fused.shape()));
+    }
+    let part = fused.as_bytes().len() / PROJECTIONS.len();
+    let bytes = fused.as_bytes()[i * part..(i + 1) * part].to_vec();
+    Tensor::from_bytes(fused.dtype(), [&[rows / PROJECTIONS.len()], rest].concat(), std::sync::Arc::new(bytes))
+}

@@ -1,0 +1,106 @@
+//! LoRA files of other programs for Z-Image.
+//!
+//! `roll_network::lora` reads the conventions. Layers have the names of the checkpoint in every convention but that of
+//! ComfyUI's single files, in which q, k and v are one layer: [`split_fused`] divides its adapter.
+
+use std::path::Path;
+
+use roll_core::{Error, Result, Tensor};
+use roll_network::lora::{AdapterWeights, InitialAdapter, Layer, Lora, LoraRequest, OpenedAdapter};
+
+use crate::dit::DitConfig;
+use crate::keys::{self, Module, PROJECTIONS};
+
+/// Adds up one or several adapter files, of any convention, for a transformer of these sizes.
+///
+/// # Errors
+/// Fails if a layer is not one of the transformer (the error lists all such layers), if a fused layer cannot be
+/// divided, and if `request` differs from the files.
+pub fn initial_adapter(
+    mut adapters: Vec<OpenedAdapter>,
+    request: &LoraRequest,
+    config: &DitConfig,
+) -> Result<InitialAdapter> {
+    for adapter in &mut adapters {
+        if let AdapterWeights::Lora(lora) = &mut adapter.weights {
+            split_fused(lora, &adapter.path, config)?;
+        }
+    }
+    InitialAdapter::new(adapters, request, &linear_layers(config))
+}
+
+/// Names of the linear layers of the transformer.
+pub fn linear_layers(config: &DitConfig) -> Vec<String> {
+    let matrices = config.weights().into_iter().filter(|(_, shape)| shape.len() == 2);
+    matrices.filter_map(|(name, _)| Some(name.strip_suffix(".weight")?.to_string())).collect()
+}
+
+/// Renames the layers of ComfyUI's single files (`attention.qkv`, `attention.out`, `final_layer`) to those of the
+/// checkpoint. A fused layer becomes three: if its matrix B is block-diagonal, each has a third of the rank; otherwise
+/// all three share the matrix A. The scale `alpha / rank` stays. `path` is for error messages.
+///
+/// # Errors
+/// Fails if a fused matrix B has not the rows of q, k and v.
+pub fn split_fused(lora: &mut Lora, path: &Path, config: &DitConfig) -> Result<()> {
+    // The names of both schemes, because kohya's names have lost their dots.
+    let layers = linear_layers(config);
+    let native = layers.iter().map(|layer| format!("{}.weight", keys::single_file_module(layer)));
+    let names: Vec<String> = native.chain(layers.iter().map(|layer| format!("{layer}.weight"))).collect();
+    lora.resolve(names.iter().map(String::as_str));
+    for (name, layer) in std::mem::take(&mut lora.layers) {
+        match keys::checkpoint_module(&name) {
+            Module::One(renamed) => {
+                lora.layers.insert(renamed, layer);
+            }
+            Module::Fused(renamed) => {
+                let parts = divided(&layer).ok_or_else(|| {
+                    let (up, down) = (layer.up.shape(), layer.down.shape());
+                    let problem = format!(
+                        "the layer `{name}` is q, k and v in one: expected a matrix B of [{}, {}], found {up:?} with A \
+                         of {down:?}; is the LoRA for another model?",
+                        PROJECTIONS.len() * config.dim,
+                        layer.rank()
+                    );
+                    Error::bad_file(path, problem)
+                })??;
+                lora.layers.extend(renamed.into_iter().zip(parts));
+            }
+        }
+    }
+    Ok(())
+}
+
+/// Divides the adapter of a fused layer. `None` if its shapes do not allow that.
+fn divided(layer: &Layer) -> Option<Result<[Layer; 3]>> {
+    const PARTS: usize = PROJECTIONS.len();
+    let (&[rank, width], &[rows, up_rank]) = (layer.down.shape(), layer.up.shape()) else { return None };
+    if rank != up_rank || rows % PARTS != 0 || layer.bias.is_some() {
+        return None;
+    }
+    let (up, down) = (layer.up.to_f32_vec(), layer.down.to_f32_vec());
+    let rows = rows / PARTS;
+    let part_rank = rank / PARTS;
+    let is_outside = |row: usize, column: usize| row / rows != column / part_rank;
+    let is_block_diagonal = rank % PARTS == 0
+        && part_rank > 0
+        && up.iter().enumerate().all(|(i, value)| *value == 0.0 || !is_outside(i / rank, i % rank));
+    let part = |i: usize| -> Result<Layer> {
+        let own_rows = &up[i * rows * rank..(i + 1) * rows * rank];
+        if !is_block_diagonal {
+            let up = Tensor::new(own_rows.to_vec(), [rows, rank])?;
+            return Ok(Layer { down: layer.down.clone(), up, alpha: layer.alpha, bias: None });
+        }
+        let columns = i * part_rank..(i + 1) * part_rank;
+        let block: Vec<f32> = own_rows.chunks_exact(rank).flat_map(|row| &row[columns.clone()]).copied().collect();
+        let own_down = down[columns.start * width..columns.end * width].to_vec();
+        Ok(Layer {
+            down: Tensor::new(own_down, [part_rank, width])?,
+            up: Tensor::new(block, [rows, part_rank])?,
+            // Without alpha, both scales are 1.
+            alpha: layer.alpha.map(|alpha| alpha / PARTS as f64),
+            bias: None,
+        })
+    };
+    let parts = || Ok([part(0)?, part(1)?, part(2)?]);
+    Some(parts())
+}
