@@ -173,8 +173,7 @@ fn trained_lora(case: &Case, report: &mut Report, config: &Config, weights: &Sta
 
 /// Checks that a single file of these weights has the bits of the checkpoint.
 fn single_file(case: &Case, report: &mut Report, weights: &StateDict) -> Outcome {
-    let map: BTreeMap<String, Vec<String>> =
-        serde_json::from_slice(&std::fs::read(case.dir.join("key_map.json"))?)?;
+    let map: BTreeMap<String, Vec<String>> = serde_json::from_slice(&std::fs::read(case.dir.join("key_map.json"))?)?;
     let mut single = StateDict::new();
     for (key, parts) in &map {
         let rows: usize = parts.iter().map(|part| weights[part].shape()[0]).sum();
@@ -185,7 +184,9 @@ fn single_file(case: &Case, report: &mut Report, weights: &StateDict) -> Outcome
     let restored = keys::to_checkpoint(single)?;
     let is_same = restored.len() == weights.len()
         && weights.iter().all(|(key, tensor)| {
-            restored.get(key).is_some_and(|found| found.shape() == tensor.shape() && found.as_bytes() == tensor.as_bytes())
+            restored
+                .get(key)
+                .is_some_and(|found| found.shape() == tensor.shape() && found.as_bytes() == tensor.as_bytes())
         });
     report.check(is_same, || "the weights of a single file differ from those of the checkpoint".into());
     Ok(())

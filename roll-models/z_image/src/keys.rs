@@ -49,7 +49,8 @@ pub fn checkpoint_module(module: &str) -> Module {
                 }
             }
             None => {
-                if let Some(rest) = module.strip_prefix(single).filter(|rest| rest.is_empty() || rest.starts_with('.')) {
+                if let Some(rest) = module.strip_prefix(single).filter(|rest| rest.is_empty() || rest.starts_with('.'))
+                {
                     return Module::One(format!("{checkpoint}{rest}"));
                 }
             }
@@ -89,7 +90,8 @@ pub fn to_checkpoint(state: StateDict) -> Result<StateDict> {
         if bare == STRAY {
             continue;
         }
-        let Some((module, parameter)) = bare.rsplit_once('.').filter(|(_, end)| ["weight", "bias"].contains(end)) else {
+        let Some((module, parameter)) = bare.rsplit_once('.').filter(|(_, end)| ["weight", "bias"].contains(end))
+        else {
             renamed.insert(bare.to_string(), tensor);
             continue;
         };

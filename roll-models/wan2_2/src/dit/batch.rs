@@ -4,8 +4,8 @@
 use roll_core::{Conditioning, Error, Result, Tensor, Timestep, VelocityInput};
 
 use super::config::DitConfig;
-use roll_network::patch::{Grid, Order};
 use super::rope::rotary_tables;
+use roll_network::patch::{Grid, Order};
 
 /// The checked inputs of a pass, in host memory.
 pub(super) struct Batch {

@@ -61,7 +61,8 @@ impl DitConfig {
         let [head_dim] = weights.get("layers.0.attention.norm_q.weight")?;
         let axes = axes.unwrap_or([head_dim / 4, head_dim / 8 * 3, head_dim / 8 * 3]);
         if head_dim == 0 || axes.iter().sum::<usize>() != head_dim || axes.iter().any(|axis| axis % 2 == 1) {
-            let problem = format!("expected three even numbers that add up to the head width {head_dim}, found {axes:?}");
+            let problem =
+                format!("expected three even numbers that add up to the head width {head_dim}, found {axes:?}");
             return Err(Error::config("axes_dims", problem));
         }
         if dim % head_dim != 0 {
