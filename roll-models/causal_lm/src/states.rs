@@ -28,7 +28,7 @@ impl Network {
                 None => return Err(Error::Misuse(format!("the weight `{name}` is missing"))),
             }
         }
-        Ok(Self::with_store(config, Resident::from_weights(weights, device)))
+        Ok(Self::with_store(config, Arc::new(Resident::from_weights(weights, device))))
     }
 
     /// Returns the embeddings of `ids`, f32 `[N, D]`. Fails on ids outside of the vocabulary.
