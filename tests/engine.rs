@@ -113,7 +113,9 @@ fn what_cannot_be_trained_through_an_engine_is_refused_before_the_first_step() {
 #[test]
 fn frozen_lake_is_learnt_by_a_program_of_its_own() {
     // The program itself instead of a launcher, because it is started 640 times.
-    let python = std::process::Command::new("python3").args(["-c", "import sys; print(sys.executable)"]).output();
+    let python = std::process::Command::new("python3")
+        .args(["-c", "import sys; assert sys.version_info >= (3, 9); print(sys.executable)"])
+        .output();
     let Some(python) = python.ok().filter(|output| output.status.success()) else {
         roll_testing::skip!("no python3", needs = "python");
     };

@@ -43,6 +43,8 @@ pub enum NormalizationMethod {
     /// The mean is subtracted.
     Mean,
     /// The mean is subtracted, and the result divided by the standard deviation.
+    // The reference documents another name, which its code treats alike.
+    #[serde(alias = "asym_clip")]
     MeanStd,
 }
 
