@@ -64,7 +64,7 @@ pub struct JudgeConfig {
     #[schemars(extend("x-required" = true))]
     pub model: String,
     /// A vision-language network in this process that answers instead of a service, with a gradient:
-    /// `{name: qwen_vl, path: DIRECTORY}`. Only for questions with yes or no.
+    /// `{name: qwen_vl, model_path: DIRECTORY}`. Only for questions with yes or no.
     pub local: Option<Component>,
     /// With `local`: the score of a question. `probability` is the score of a service.
     pub score: AnswerScore,

@@ -159,7 +159,7 @@ fn hpsv3_scores_and_differentiates_as_the_original() {
     let config = Hpsv3Config {
         model: component(&fixture, &fixture.path("model.safetensors")),
         prompt_file: fixture.path("template.txt"),
-        frames: Frames::First,
+        frames: Some(Frames::First),
         min_pixels: fixture.size("min_pixels"),
         max_pixels: fixture.size("max_pixels"),
         system,

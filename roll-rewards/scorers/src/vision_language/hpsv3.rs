@@ -36,15 +36,15 @@ const PUBLISHED: Published = Published {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Hpsv3Config {
-    /// The network with the head `rm_head`: `{name: qwen_vl, path: DIRECTORY}`.
+    /// The network with the head `rm_head`: `{name: qwen_vl, model_path: DIRECTORY}`.
     #[schemars(extend("x-required" = true))]
     pub model: Component,
     /// File with the text of the question, which holds the reward token and `{text_prompt}` (or `{prompt}`) for the
     /// video's prompt: a text file, or `data_collator_qwen.py` of MizzenAI/HPSv3.
     #[schemars(extend("x-required" = true))]
     pub prompt_file: String,
-    /// The rated frames; the score is their mean.
-    pub frames: Frames,
+    /// The rated frames; the score is their mean. Absent: four at equal distances.
+    pub frames: Option<Frames>,
     /// Frames with fewer pixels are enlarged.
     #[schemars(range(min = 1))]
     pub min_pixels: usize,
@@ -59,12 +59,18 @@ pub struct Hpsv3Config {
     pub on_missing: OnMissing,
 }
 
+impl Hpsv3Config {
+    fn rated_frames(&self) -> Frames {
+        self.frames.unwrap_or(Frames::Uniform(4))
+    }
+}
+
 impl Default for Hpsv3Config {
     fn default() -> Self {
         Self {
             model: Component::named("qwen_vl"),
             prompt_file: String::new(),
-            frames: Frames::Uniform(4),
+            frames: None,
             min_pixels: 256 * 28 * 28,
             max_pixels: 256 * 28 * 28,
             system: DEFAULT_SYSTEM.into(),
@@ -156,7 +162,7 @@ impl Hpsv3 {
     pub fn load(config: Hpsv3Config, context: &BuildContext) -> Result<Self> {
         check_ranges("reward", &config)?;
         check_on_missing(config.on_missing)?;
-        config.frames.check()?;
+        config.rated_frames().check()?;
         if config.min_pixels > config.max_pixels {
             let problem = format!("expected at most `max_pixels`, {}; found {}", config.max_pixels, config.min_pixels);
             return Err(Error::config("reward.min_pixels", problem));
@@ -212,7 +218,7 @@ impl RewardScorer for Hpsv3 {
         if video.frames().is_empty() {
             return Ok((Score::Missing { reason: "the video has no pixels".into() }, None));
         }
-        let mut frames = self.config.frames.of(video.dims()[0]);
+        let mut frames = self.config.rated_frames().of(video.dims()[0]);
         frames.dedup();
         let (share, shape) = (1.0 / frames.len() as f64, video.frames().shape().to_vec());
         let limits = PixelLimits { min: self.config.min_pixels, max: self.config.max_pixels };

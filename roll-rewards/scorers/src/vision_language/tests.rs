@@ -125,7 +125,10 @@ fn a_checkpoint_that_does_not_fit_is_named_by_its_tensor() {
 #[test]
 fn bad_options_are_named_by_their_keys() {
     for (config, key) in [
-        (VideoAlignConfig { dimensions: BTreeMap::new(), ..Default::default() }, "reward.dimensions"),
+        (
+            VideoAlignConfig { dimensions: [(Dimension::VQ, f64::NAN)].into(), ..Default::default() },
+            "reward.dimensions",
+        ),
         (VideoAlignConfig { frames: Some(4), fps: Some(2.0), ..Default::default() }, "reward.frames"),
         (
             VideoAlignConfig { normalisation: [(Dimension::MQ, [0.0, 0.0])].into(), ..Default::default() },

@@ -37,7 +37,7 @@ const PUBLISHED: Published = Published {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct VideoAlignConfig {
-    /// The network with the head `rm_head`: `{name: qwen_vl, path: DIRECTORY}`.
+    /// The network with the head `rm_head`: `{name: qwen_vl, model_path: DIRECTORY}`.
     #[schemars(extend("x-required" = true))]
     pub model: Component,
     /// File with the text of the question, which holds the reward tokens and `{text_prompt}` (or `{prompt}`) for the
@@ -45,7 +45,7 @@ pub struct VideoAlignConfig {
     #[schemars(extend("x-required" = true))]
     pub prompt_file: String,
     /// The rated dimensions and their weights in the score: VQ (visual quality), MQ (motion quality), TA (text
-    /// alignment). Without TA, the prompt has no influence and is not read.
+    /// alignment). Empty: all three, with weight 1. Without TA, the prompt has no influence and is not read.
     pub dimensions: BTreeMap<Dimension, f64>,
     /// `model_config.json` of the checkpoint, for the options below that are left out. If absent, they have the values
     /// of the published checkpoint.
@@ -78,7 +78,7 @@ impl Default for VideoAlignConfig {
         Self {
             model: Component::named("qwen_vl"),
             prompt_file: String::new(),
-            dimensions: Dimension::ALL.map(|dimension| (dimension, 1.0)).into(),
+            dimensions: BTreeMap::new(),
             model_config: None,
             normalisation: BTreeMap::new(),
             fps: None,
@@ -131,16 +131,19 @@ impl VideoAlign {
 
     /// As [`VideoAlign::load`], with a network that is open already.
     pub(super) fn new(
-        config: VideoAlignConfig,
+        mut config: VideoAlignConfig,
         question: PromptText,
         network: Box<dyn VisionLanguageModel>,
         context: &BuildContext,
     ) -> Result<Self> {
         let published = ModelConfig::read(config.model_config.as_deref(), context)?;
+        if config.dimensions.is_empty() {
+            config.dimensions = Dimension::ALL.map(|dimension| (dimension, 1.0)).into();
+        }
         let is_rated = |dimension: &Dimension| config.dimensions.contains_key(dimension);
         let names: Vec<&str> = Dimension::ALL.iter().filter(|d| is_rated(d)).map(|d| d.token()).collect();
-        if names.is_empty() || config.dimensions.values().any(|weight| !weight.is_finite()) {
-            let problem = format!("expected weights of VQ, MQ, TA, at least one; found {:?}", config.dimensions);
+        if config.dimensions.values().any(|weight| !weight.is_finite()) {
+            let problem = format!("expected finite weights, found {:?}", config.dimensions);
             return Err(Error::config("reward.dimensions", problem));
         }
         question.check(&names, is_rated(&Dimension::TA))?;
