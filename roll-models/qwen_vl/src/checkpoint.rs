@@ -144,9 +144,22 @@ fn lora(file: &Checkpoint, path: &Path, alpha: Option<f64>) -> Result<(roll_netw
         .into_iter()
         .filter_map(|(key, tensor)| Some((format!("{PEFT}{}", canonical(&key)?), tensor)))
         .collect();
-    let (config_path, config) = match alpha {
-        Some(alpha) => (path.to_path_buf(), json!({"peft_type": "LORA", "lora_alpha": alpha})),
-        None => peft_config(path)?,
+    if let Some(key) = file.keys().find(|key| key.contains("lora_") && !is_lora(key)) {
+        let problem = format!("expected a LoRA of linear layers (`lora_A`, `lora_B`), found `{key}`");
+        return Err(Error::bad_file(path, problem));
+    }
+    let (config_path, config) = match (alpha, peft_config(path)?) {
+        (None, Some(found)) => found,
+        (None, None) => {
+            let problem = "its LoRA has no scale: expected `lora_alpha` in adapter_config.json beside it, or in \
+                           `peft_lora_config` of model_config.json; set the option `lora_alpha` otherwise";
+            return Err(Error::bad_file(path, problem));
+        }
+        (Some(alpha), Some((config_path, mut config))) => {
+            config["lora_alpha"] = json!(alpha);
+            (config_path, config)
+        }
+        (Some(alpha), None) => (path.to_path_buf(), json!({"peft_type": "LORA", "lora_alpha": alpha})),
     };
     let bytes = serde_json::to_vec(&config).map_err(|e| Error::bad_file(&config_path, e.to_string()))?;
     let read = LoraFile::read(path, &state, BTreeMap::new(), Some((&config_path, &bytes)))?;
@@ -155,10 +168,10 @@ fn lora(file: &Checkpoint, path: &Path, alpha: Option<f64>) -> Result<(roll_netw
 
 /// Finds the configuration of the LoRA in the file `path`: `adapter_config.json` beside it, else `peft_lora_config` of
 /// a `model_config.json` beside it or one directory above, as VideoAlign writes it.
-fn peft_config(path: &Path) -> Result<(PathBuf, Value)> {
+fn peft_config(path: &Path) -> Result<Option<(PathBuf, Value)>> {
     let adapter = path.with_file_name("adapter_config.json");
     if adapter.exists() {
-        return Ok((adapter.clone(), Value::Object(object(&adapter)?)));
+        return Ok(Some((adapter.clone(), Value::Object(object(&adapter)?))));
     }
     let directory = path.parent().unwrap_or(Path::new("."));
     for directory in [Some(directory), directory.parent()].into_iter().flatten() {
@@ -170,13 +183,15 @@ fn peft_config(path: &Path) -> Result<(PathBuf, Value)> {
         let peft = config.get("peft_lora_config").and_then(Value::as_object);
         let alpha = peft.and_then(|peft| peft.get("lora_alpha")).filter(|alpha| alpha.is_number());
         if let (Some(peft), Some(alpha)) = (peft, alpha) {
-            let stabilised = peft.get("use_rslora").and_then(Value::as_bool).unwrap_or(false);
-            return Ok((file, json!({"peft_type": "LORA", "lora_alpha": alpha, "use_rslora": stabilised})));
+            let flag = |key: &str| peft.get(key).and_then(Value::as_bool).unwrap_or(false);
+            let (stabilised, decomposed) = (flag("use_rslora"), flag("use_dora"));
+            let config = json!({
+                "peft_type": "LORA", "lora_alpha": alpha, "use_rslora": stabilised, "use_dora": decomposed,
+            });
+            return Ok(Some((file, config)));
         }
     }
-    let problem = "its LoRA has no scale: expected `lora_alpha` in adapter_config.json beside it, or in `peft_lora_config` of \
-                   model_config.json; set the option `lora_alpha` otherwise";
-    Err(Error::bad_file(path, problem))
+    Ok(None)
 }
 
 fn object(file: &Path) -> Result<Map<String, Value>> {

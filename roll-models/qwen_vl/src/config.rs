@@ -192,6 +192,9 @@ impl Section<'_> {
     }
 }
 
+/// Types of rotary positions whose frequencies are the plain ones.
+const PLAIN_FREQUENCIES: [&str; 2] = ["mrope", "default"];
+
 fn object<'a>(map: &'a Map<String, Value>, key: &str) -> Option<&'a Map<String, Value>> {
     map.get(key).and_then(Value::as_object)
 }
@@ -202,6 +205,12 @@ fn language(json: &Map<String, Value>, text: &Map<String, Value>, rows: Option<u
     map.remove("vision_config");
     map.insert("model_type".into(), "qwen2".into());
     // Multimodal positions are computed here; the frequencies are the plain ones.
+    for key in ["rope_scaling", "rope_parameters"] {
+        let kinds = ["type", "rope_type"].into_iter().filter_map(|kind| object(text, key)?.get(kind)?.as_str());
+        if let Some(found) = kinds.into_iter().find(|kind| !PLAIN_FREQUENCIES.contains(kind)) {
+            return Err(format!("expected plain rotary frequencies (`mrope`) in `{key}`, found `{found}`"));
+        }
+    }
     map.remove("rope_scaling");
     if let Some(theta) = map.remove("rope_parameters").as_ref().and_then(|parameters| parameters.get("rope_theta")) {
         map.insert("rope_theta".into(), theta.clone());

@@ -82,9 +82,14 @@ pub fn single_file_module(module: &str) -> String {
 /// projections. Weights under the names of the checkpoint are returned unchanged.
 ///
 /// # Errors
-/// Fails if the rows of a fused projection are not a multiple of three.
+/// Fails if the rows of a fused projection are not a multiple of three, and if a weight stands in the file under two
+/// names.
 pub fn to_checkpoint(state: StateDict) -> Result<StateDict> {
     let mut renamed = BTreeMap::new();
+    let mut add = |name: String, tensor: Tensor, key: &str| match renamed.insert(name, tensor) {
+        None => Ok(()),
+        Some(_) => Err(Error::Misuse(format!("the weight `{key}` stands in the file under two names"))),
+    };
     for (key, tensor) in state {
         let bare = PREFIXES.iter().find_map(|prefix| key.strip_prefix(prefix)).unwrap_or(&key);
         if bare == STRAY {
@@ -92,16 +97,14 @@ pub fn to_checkpoint(state: StateDict) -> Result<StateDict> {
         }
         let Some((module, parameter)) = bare.rsplit_once('.').filter(|(_, end)| ["weight", "bias"].contains(end))
         else {
-            renamed.insert(bare.to_string(), tensor);
+            add(bare.to_string(), tensor, &key)?;
             continue;
         };
         match checkpoint_module(module) {
-            Module::One(module) => {
-                renamed.insert(format!("{module}.{parameter}"), tensor);
-            }
+            Module::One(module) => add(format!("{module}.{parameter}"), tensor, &key)?,
             Module::Fused(modules) => {
                 for (i, module) in modules.iter().enumerate() {
-                    renamed.insert(format!("{module}.{parameter}"), rows_of_part(&tensor, i, &key)?);
+                    add(format!("{module}.{parameter}"), rows_of_part(&tensor, i, &key)?, &key)?;
                 }
             }
         }
@@ -121,4 +124,22 @@ fn rows_of_part(fused: &Tensor, i: usize, key: &str) -> Result<Tensor> {
     let part = fused.as_bytes().len() / PROJECTIONS.len();
     let bytes = fused.as_bytes()[i * part..(i + 1) * part].to_vec();
     Tensor::from_bytes(fused.dtype(), [&[rows / PROJECTIONS.len()], rest].concat(), std::sync::Arc::new(bytes))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_weight_under_two_names_is_refused() {
+        for pair in [
+            ["layers.0.attention.out.weight", "layers.0.attention.to_out.0.weight"],
+            ["layers.0.attention.qkv.weight", "layers.0.attention.to_k.weight"],
+            ["diffusion_model.x_pad_token", "x_pad_token"],
+        ] {
+            let state = pair.map(|key| (key.to_string(), Tensor::zeros([3, 1])));
+            let error = to_checkpoint(state.into()).unwrap_err().to_string();
+            assert!(error.contains("under two names"), "{error}");
+        }
+    }
 }

@@ -3,6 +3,7 @@
 //! `roll_network::lora` reads the conventions. Layers have the names of the checkpoint in every convention but that of
 //! ComfyUI's single files, in which q, k and v are one layer: [`split_fused`] divides its adapter.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use roll_core::{Error, Result, Tensor};
@@ -40,18 +41,34 @@ pub fn linear_layers(config: &DitConfig) -> Vec<String> {
 /// all three share the matrix A. The scale `alpha / rank` stays. `path` is for error messages.
 ///
 /// # Errors
-/// Fails if a fused matrix B has not the rows of q, k and v.
+/// Fails if a layer has not the sizes of the transformer's, or stands in the file under two names.
 pub fn split_fused(lora: &mut Lora, path: &Path, config: &DitConfig) -> Result<()> {
     // The names of both schemes, because kohya's names have lost their dots.
     let layers = linear_layers(config);
     let native = layers.iter().map(|layer| format!("{}.weight", keys::single_file_module(layer)));
     let names: Vec<String> = native.chain(layers.iter().map(|layer| format!("{layer}.weight"))).collect();
     lora.resolve(names.iter().map(String::as_str));
+    let shapes: BTreeMap<String, Vec<usize>> = config.weights().into_iter().collect();
     for (name, layer) in std::mem::take(&mut lora.layers) {
-        match keys::checkpoint_module(&name) {
-            Module::One(renamed) => {
-                lora.layers.insert(renamed, layer);
+        let mut add = |renamed: String, layer: Layer| {
+            // A layer that the transformer lacks is refused with all others like it.
+            if let Some([rows, width]) = shapes.get(&format!("{renamed}.weight")).map(Vec::as_slice)
+                && (layer.up.shape().first(), layer.down.shape().get(1)) != (Some(rows), Some(width))
+            {
+                let (up, down) = (layer.up.shape(), layer.down.shape());
+                let problem = format!(
+                    "the layer `{renamed}` has a matrix of [{rows}, {width}], found B of {up:?} and A of {down:?}; is \
+                     the LoRA for another model?"
+                );
+                return Err(Error::bad_file(path, problem));
             }
+            match lora.layers.insert(renamed, layer) {
+                None => Ok(()),
+                Some(_) => Err(Error::bad_file(path, format!("the layer `{name}` stands in it under two names"))),
+            }
+        };
+        match keys::checkpoint_module(&name) {
+            Module::One(renamed) => add(renamed, layer)?,
             Module::Fused(renamed) => {
                 let parts = divided(&layer).ok_or_else(|| {
                     let (up, down) = (layer.up.shape(), layer.down.shape());
@@ -63,7 +80,9 @@ pub fn split_fused(lora: &mut Lora, path: &Path, config: &DitConfig) -> Result<(
                     );
                     Error::bad_file(path, problem)
                 })??;
-                lora.layers.extend(renamed.into_iter().zip(parts));
+                for (renamed, part) in renamed.into_iter().zip(parts) {
+                    add(renamed, part)?;
+                }
             }
         }
     }

@@ -194,6 +194,11 @@ fn hostile_configurations_are_errors() {
         ("/vision_config/tokens_per_second", serde_json::json!(-1.0), "tokens_per_second"),
         ("/rope_scaling/mrope_section", serde_json::json!([1, 2, 3]), "mrope_section"),
         ("/rope_scaling/mrope_section", serde_json::json!([u64::MAX, 2, 3]), "mrope_section"),
+        (
+            "/rope_scaling",
+            serde_json::json!({"type": "yarn", "factor": 4.0, "mrope_section": [1, 1, 2]}),
+            "found `yarn`",
+        ),
         ("/image_token_id", serde_json::json!(1000), "image_token_id"),
         ("/vision_config", serde_json::json!(3), "vision_config"),
     ];

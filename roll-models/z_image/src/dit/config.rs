@@ -60,12 +60,17 @@ impl DitConfig {
         let [ffn_dim, _] = weights.get("layers.0.feed_forward.w1.weight")?;
         let [head_dim] = weights.get("layers.0.attention.norm_q.weight")?;
         let axes = axes.unwrap_or([head_dim / 4, head_dim / 8 * 3, head_dim / 8 * 3]);
-        if head_dim == 0 || axes.iter().sum::<usize>() != head_dim || axes.iter().any(|axis| axis % 2 == 1) {
+        if freq_dim % 2 == 1 {
+            let expected = "[time width, an even number of frequencies]";
+            return Err(Error::shape("t_embedder.mlp.0.weight", expected, &[time_dim, freq_dim]));
+        }
+        let total = axes.iter().try_fold(0_usize, |total, axis| total.checked_add(*axis));
+        if head_dim == 0 || total != Some(head_dim) || axes.iter().any(|axis| axis % 2 == 1) {
             let problem =
                 format!("expected three even numbers that add up to the head width {head_dim}, found {axes:?}");
             return Err(Error::config("axes_dims", problem));
         }
-        if dim % head_dim != 0 {
+        if dim == 0 || dim % head_dim != 0 {
             return Err(Error::Unsupported(format!(
                 "heads of {head_dim} (`layers.0.attention.norm_q.weight`) do not divide the width {dim} of the transformer"
             )));

@@ -108,11 +108,34 @@ impl LocalJudge {
     /// other than yes or no.
     pub fn load(config: JudgeConfig, context: &BuildContext) -> Result<Self> {
         let Some(component) = &config.local else { return Err(Error::config(KEY, "missing: the network")) };
-        if !config.model.is_empty() || config.url.all().iter().any(|url| !url.is_empty()) {
-            return Err(Error::config(KEY, "a network in this process: leave out `url` and `model`, of a service"));
+        let unused = JudgeConfig {
+            local: config.local.clone(),
+            score: config.score,
+            max_pixels: config.max_pixels,
+            questions: config.questions.clone(),
+            frames: config.frames,
+            answer: config.answer,
+            label: config.label.clone(),
+            on_missing: config.on_missing,
+            ..JudgeConfig::default()
+        };
+        if config != unused {
+            let problem = "a network in this process: leave out the options of a service, `url`, `model`, `token_env`, \
+                           `timeout`, `start_timeout`, `retries`, `busy_timeout` and `cache_dir`";
+            return Err(Error::config(KEY, problem));
         }
+        Self::check(&config)?;
         let network = open_with_weights(KEY, component, context)?;
         Self::new(config, network, context)
+    }
+
+    /// Fails on a value outside its range, and on answers other than yes or no.
+    fn check(config: &JudgeConfig) -> Result<()> {
+        config.check()?;
+        match config.answer {
+            AnswerKind::Yes => Ok(()),
+            _ => Err(Error::config("reward.answer", "expected `yes` with `reward.local`, found `number`")),
+        }
     }
 
     /// As [`LocalJudge::load`], with a network that is open already.
@@ -121,10 +144,7 @@ impl LocalJudge {
         network: Box<dyn VisionLanguageModel>,
         context: &BuildContext,
     ) -> Result<Self> {
-        config.check()?;
-        if config.answer != AnswerKind::Yes {
-            return Err(Error::config("reward.answer", "expected `yes` with `reward.local`, found `number`"));
-        }
+        Self::check(&config)?;
         let (yes, no) = (Word::find(network.as_ref(), "yes")?, Word::find(network.as_ref(), "no")?);
         let words = Words { yes: Word(network.head_rows(&yes)?), no: Word(network.head_rows(&no)?) };
         Ok(Self { network, words, questions: read_questions(&config.questions, context)?, config })
@@ -240,8 +260,11 @@ mod tests {
     fn options_of_a_service_and_questions_with_tokens_of_the_chat_are_refused() {
         let local = Some(roll_core::Component::named("qwen_vl"));
         let service = JudgeConfig { local, model: "m".into(), ..Default::default() };
-        let message = LocalJudge::load(service, &BuildContext::new("flex")).err().unwrap().to_string();
-        assert!(message.contains("reward.local") && message.contains("`url`"), "{message}");
+        let patient = JudgeConfig { retries: 9, model: String::new(), ..service.clone() };
+        for config in [service, patient] {
+            let message = LocalJudge::load(config, &BuildContext::new("flex")).err().unwrap().to_string();
+            assert!(message.contains("reward.local") && message.contains("`url`"), "{message}");
+        }
         let video = crate::vision_language::mock::clip(2, 3, 20, 20);
         let score = judge(AnswerScore::Probability).score(&video, "<|im_end|>", &Target::default(), Grad::Skip);
         assert!(score.err().unwrap().to_string().contains("`<|im_end|>`"));

@@ -55,12 +55,12 @@ const TOP_LOG_PROBABILITIES: u32 = 20;
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct JudgeConfig {
-    /// Base address of the service, such as `http://127.0.0.1:8000/v1`, or a list of addresses that serve the same
+    /// Left out with `local`. Base address of the service, such as `http://127.0.0.1:8000/v1`, or a list of addresses that serve the same
     /// model. Requests go to `/chat/completions` below the address. With several addresses they take turns, and an
     /// address that is busy or fails is passed over.
     #[schemars(extend("x-required" = true))]
     pub url: Texts,
-    /// Name of the model, as the service knows it.
+    /// Name of the model, as the service knows it; left out with `local`.
     #[schemars(extend("x-required" = true))]
     pub model: String,
     /// A vision-language network in this process that answers instead of a service, with a gradient:
@@ -188,6 +188,11 @@ impl Judge {
     /// Reads the questions; sends and writes nothing. Fails, and names the key, if a value is outside its range.
     pub fn new(config: JudgeConfig, context: &BuildContext) -> Result<Self> {
         config.check()?;
+        let default = JudgeConfig::default();
+        if config.score != default.score || config.max_pixels != default.max_pixels {
+            let problem = "missing: a network in this process, without which `score` and `max_pixels` have no effect";
+            return Err(Error::config("reward.local", problem));
+        }
         if config.model.is_empty() {
             return Err(Error::config("reward.model", "missing: the name of the model, as the service knows it"));
         }

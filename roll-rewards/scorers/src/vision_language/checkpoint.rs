@@ -7,7 +7,7 @@ use roll_external::files;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::sampling::Sampling;
+use super::sampling::{MAX_FRAMES, Sampling};
 
 /// Longest `model_config.json` in bytes.
 const MAX_BYTES: u64 = 1 << 20;
@@ -68,6 +68,10 @@ impl ModelConfig {
         let path = context.resolve(file);
         let text = files::read_text(&path, MAX_BYTES).map_err(Error::file("read `reward.model_config`", &path))?;
         let read: Self = serde_json::from_str(&text).map_err(|e| Error::bad_file(&path, e.to_string()))?;
+        if let Some(count) = read.data_config.num_frames.filter(|count| !(2..=MAX_FRAMES).contains(count)) {
+            let problem = format!("expected 2 to {MAX_FRAMES} in `data_config.num_frames`, found {count}");
+            return Err(Error::bad_file(&path, problem));
+        }
         for dimension in Dimension::ALL.map(Dimension::name) {
             let has = |part: &str| read.inference_config.contains_key(&format!("{dimension}_{part}"));
             if has("mean") != has("std") {

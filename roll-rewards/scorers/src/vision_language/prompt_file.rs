@@ -52,9 +52,11 @@ impl PromptText {
         Ok(Self(text))
     }
 
-    /// Fails unless the text has a place for the prompt, if `prompt_is_read`, and each of `tokens` once, in their order.
+    /// Fails unless the text has each of `tokens` once, in their order, and a place for the prompt: before the last
+    /// token if `prompt_is_read`, and otherwise behind all of them if there is one. The text is read up to the last
+    /// token, so that a prompt behind it would have no effect.
     pub fn check(&self, tokens: &[&str], prompt_is_read: bool) -> Result<()> {
-        if prompt_is_read && PLACEHOLDERS.iter().all(|placeholder| !self.0.contains(placeholder)) {
+        if prompt_is_read && self.placeholder().is_none() {
             let problem = format!("expected the place of the prompt, `{}`; found none", PLACEHOLDERS.join("` or `"));
             return Err(Error::config(KEY, problem));
         }
@@ -70,13 +72,29 @@ impl PromptText {
                 }
             }
         }
-        Ok(())
+        let place = self.placeholder().and_then(|placeholder| self.0.find(placeholder));
+        match place {
+            Some(place) if prompt_is_read && place > last => {
+                let problem = format!("expected the place of the prompt before the last of {}", tokens.join(", "));
+                Err(Error::config(KEY, problem))
+            }
+            Some(place) if !prompt_is_read && place < last => {
+                let problem =
+                    format!("expected the place of the prompt behind {}: they depend on it", tokens.join(", "));
+                Err(Error::config(KEY, problem))
+            }
+            _ => Ok(()),
+        }
+    }
+
+    /// The placeholder of the prompt, if the text has one.
+    fn placeholder(&self) -> Option<&'static str> {
+        PLACEHOLDERS.into_iter().find(|placeholder| self.0.contains(placeholder))
     }
 
     /// The text with the prompt in its place.
     pub fn with(&self, prompt: &str) -> String {
-        let place = PLACEHOLDERS.into_iter().find(|placeholder| self.0.contains(placeholder));
-        place.map_or_else(|| self.0.clone(), |place| self.0.replace(place, prompt))
+        self.placeholder().map_or_else(|| self.0.clone(), |place| self.0.replace(place, prompt))
     }
 }
 
@@ -129,6 +147,12 @@ mod tests {
             (&["<|C|>"], false, "found it 0 times"),
         ] {
             let message = text.check(tokens, prompt_is_read).unwrap_err().to_string();
+            assert!(message.contains(expected), "{message}");
+        }
+        for (text, prompt_is_read, expected) in
+            [("<|A|> {prompt}", true, "before the last"), ("{prompt} <|A|>", false, "behind <|A|>")]
+        {
+            let message = PromptText(text.into()).check(&["<|A|>"], prompt_is_read).unwrap_err().to_string();
             assert!(message.contains(expected), "{message}");
         }
         assert!(PromptText("<|B|> <|A|>".into()).check(&["<|A|>", "<|B|>"], false).is_err());

@@ -4,7 +4,7 @@
 use roll_core::{Error, Result};
 
 /// Greatest number of frames.
-const MAX_FRAMES: usize = 768;
+pub const MAX_FRAMES: usize = 768;
 /// Smallest number of frames, unless the clip is shorter.
 const MIN_FRAMES: f64 = 4.0;
 /// Greatest ratio of the sides of a picture.
