@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex};
 
 use roll_core::{Adapter, Conditioning, Grad, Noise, ParameterSpec, StateDict, Tensor, Timestep};
-use roll_wan::dit::{Dit, Grid, Trainable, embed, rotary_tables};
+use roll_wan::dit::{Dit, Grid, PassSettings, Trainable, embed, rotary_tables};
 use serde::Deserialize;
 
 use crate::case::{Case, Outcome, Report};
@@ -132,7 +132,8 @@ fn embeddings(
 /// The network in the case's dtype, on its device.
 pub fn network(weights: &StateDict, model: &Model, case: &Case) -> Outcome<Dit> {
     let dtype = case.setting.dtype;
-    Ok(Dit::new(weights, Some(model.num_heads), dtype, case.device())?.with_products(dtype))
+    Ok(Dit::new(weights, Some(model.num_heads), dtype, case.device())?
+        .with_settings(PassSettings { products: dtype, ..PassSettings::default() }))
 }
 
 /// Without the batch axis, which must have length one.

@@ -7,7 +7,7 @@ use std::sync::{Arc, Mutex};
 
 use roll_core::{Adapter, Conditioning, Grad, Noise, StateDict, Tensor, Timestep, VelocityInput};
 use roll_network::lora::{AdapterWeights, LoraFile, LoraRequest, OpenedAdapter};
-use roll_z_image::dit::{Dit, Trainable};
+use roll_z_image::dit::{Dit, PassSettings, Trainable};
 use roll_z_image::{keys, lora};
 use serde::Deserialize;
 
@@ -195,7 +195,8 @@ fn single_file(case: &Case, report: &mut Report, weights: &StateDict) -> Outcome
 /// The network in the case's dtype, on its device.
 fn network(case: &Case, config: &Config, weights: &StateDict) -> Outcome<Dit> {
     let dtype = case.setting.dtype;
-    Ok(Dit::new(weights, Some(config.model.axes_dims), dtype, case.device())?.with_products(dtype))
+    Ok(Dit::new(weights, Some(config.model.axes_dims), dtype, case.device())?
+        .with_settings(PassSettings { products: dtype, ..PassSettings::default() }))
 }
 
 /// Opens a LoRA file.

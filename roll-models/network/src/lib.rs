@@ -1,7 +1,7 @@
 //! Files that every network has: LoRA adapters, GGUF, tokenizers, models of the Hugging Face hub.
 //!
 //! - *Purpose*: [`weights`] and [`lora`] read and write the files of any network, [`trainable`] chooses the parameters
-//!   that are trained, [`patch`], [`shapes`] and [`timestep`] are parts of transformers.
+//!   that are trained, [`trained`] holds them, [`pass`] and [`options`] have the settings of models, [`patch`], [`shapes`] and [`timestep`] are parts of transformers.
 //! - *Dependencies*: `roll-core`, `roll-external`, `roll-backends` and `roll-weights`.
 //! - *Where to start*: `lora/mod.rs`, with the conventions of other trainers.
 //!
@@ -37,10 +37,13 @@ pub mod headers;
 pub mod hub;
 pub mod lora;
 pub mod names;
+pub mod options;
+pub mod pass;
 pub mod patch;
 pub mod precision;
 pub mod shapes;
 pub mod timestep;
 pub mod tokenizer;
 pub mod trainable;
+pub mod trained;
 pub mod weights;

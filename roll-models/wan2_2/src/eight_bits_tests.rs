@@ -17,7 +17,7 @@ use roll_network::weights::{
 };
 
 use super::components::{Component, recognise};
-use super::dit::{Dit, DitConfig, F32_PREFIXES, Trainable};
+use super::dit::{Dit, DitConfig, F32_PREFIXES, PassMemory, PassSettings, Trainable};
 use super::init_tiny::{WanKind, init_tiny};
 use super::loading::open;
 use super::model::Wan;
@@ -215,7 +215,11 @@ fn codes_in_host_memory_have_the_bits_of_codes_on_the_device() {
     let targets = ["q", "o", "ffn.0", "ffn.2"].map(String::from).to_vec();
     // Two steps: the second prefetches each block on the way forward and back.
     let steps = |store: Arc<dyn WeightStore>, products: DType| -> Vec<Vec<u8>> {
-        let mut dit = Dit::with_store(wide(), store).with_memory(Memory::Offload).with_products(products);
+        let mut dit = Dit::with_store(wide(), store).with_settings(PassSettings {
+            products,
+            kept: PassMemory { memory: Memory::Offload, ..PassMemory::default() },
+            ..PassSettings::default()
+        });
         let lora = Trainable::Lora { rank: 4, alpha: 4.0, targets: targets.clone() };
         dit.add_trainable(&lora, &Noise::new(4), &StateDict::new()).unwrap();
         let parameters = dit.parameters().unwrap().clone();

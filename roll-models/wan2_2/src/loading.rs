@@ -16,7 +16,7 @@ use roll_network::weights::{self, Checkpoint, Streamed};
 use super::base_lora;
 use super::clip::Clip;
 use super::components;
-use super::dit::{Dit, Trainable};
+use super::dit::{Dit, PassMemory, PassSettings, Trainable};
 use super::initial_adapters::{self, BaseNetwork};
 use super::layout::{Layout, Machine};
 use super::model::{EncodingSources, Parts, Settings, Wan};
@@ -224,11 +224,12 @@ fn open_dit(
                 Arc::new(store)
             }
         };
-        let mut dit = Dit::with_store(config, store)
-            .with_memory(memory)
-            .keeping_attention(options.keep_attention.is_always())
-            .with_products(settings.layout.products)
-            .with_fp8_products(settings.fp8.is_some());
+        let mut dit = Dit::with_store(config, store).with_settings(PassSettings {
+            products: settings.layout.products,
+            fp8_products: settings.fp8.is_some(),
+            activations: None,
+            kept: PassMemory { memory, keeps_attention: options.keep_attention.is_always() },
+        });
         if placement == Placement::Sharded && context.ranks.world_size() > 1 {
             dit = dit.sharding_weights(context.ranks.clone());
         }

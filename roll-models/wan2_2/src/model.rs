@@ -171,7 +171,7 @@ impl Wan {
     /// although the block inputs of other passes are in host memory, also returns the guard that counts the pass until
     /// it is pulled back or dropped.
     fn pass_memory(&self, dit: &Dit, count: usize, shape: &[usize]) -> (PassMemory, Option<PassesOnDevice>) {
-        let default = dit.default_memory();
+        let default = dit.settings().kept;
         let [_, t, h, w] = shape else { return (default, None) };
         let Some(video) = self.video_layout([*t, *h, *w]) else { return (default, None) };
         let by_layout = PassMemory { keeps_attention: video.keep_attention, ..default };
@@ -379,7 +379,7 @@ impl DiffusionModel for Wan {
             let (kept, guard) = if grad.is_on() {
                 self.pass_memory(&expert.dit, batch.len(), batch[0].latents.shape())
             } else {
-                (expert.dit.default_memory(), None)
+                (expert.dit.settings().kept, None)
             };
             let (value, pullback) = expert.dit.velocities_keeping(&batch, adapter, grad, kept)?;
             scatter(&mut values, &positions, value)?;

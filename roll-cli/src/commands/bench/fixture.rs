@@ -13,7 +13,7 @@ use roll_backends::{
 };
 use roll_core::{Conditioning, Error, Noise, OptimizerConfig, Purpose, Result, StateDict, Strategy, Tensor, Timestep};
 use roll_network::weights::{Checkpoint, Streamed, save_safetensors};
-use roll_wan::dit::Dit;
+use roll_wan::dit::{Dit, PassMemory, PassSettings};
 use roll_wan::vae::{Chunking, LatentStatistics, Vae};
 use roll_wan::{Parts, Placement, Settings, Wan};
 
@@ -87,11 +87,12 @@ fn random_model(preset: &Preset<'_>, device: &Device, noise: &Noise) -> Result<W
         _ => Arc::new(Resident::from_weights(dit_weights().collect::<Result<_>>()?, device)),
     };
     let memory = if preset.args.offload { Memory::Offload } else { Memory::Recompute };
-    let mut expert = Dit::with_store(dit.clone(), store)
-        .with_memory(memory)
-        .keeping_attention(preset.args.keep_attention)
-        .with_products(product_dtype(device, preset.dtype))
-        .with_fp8_products(preset.args.fp8_products);
+    let mut expert = Dit::with_store(dit.clone(), store).with_settings(PassSettings {
+        products: product_dtype(device, preset.dtype),
+        fp8_products: preset.args.fp8_products,
+        activations: None,
+        kept: PassMemory { memory, keeps_attention: preset.args.keep_attention },
+    });
     expert.add_trainable(&trainable(), noise, &StateDict::new())?;
     let statistics = LatentStatistics::published(vae.z_dim)
         .ok_or_else(|| Error::Misuse(format!("no statistics for {} channels", vae.z_dim)))?;

@@ -12,7 +12,9 @@ mod rope;
 #[cfg(test)]
 mod tests;
 
+pub use roll_network::pass::{PassMemory, PassSettings};
 pub use roll_network::trainable::Trainable;
+use roll_network::trained::Trained;
 use std::collections::BTreeMap;
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -20,8 +22,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use burn_tensor::{DType, Device, Tensor as Burn};
 use roll_backends::ops::{KeptAttention, TokenRanks};
 use roll_backends::{
-    Chain, Memory, NdTensor, Parameters, Resident, Segment, Snapshot, Tape, WeightStore, activation_dtype, to_device,
-    to_host, vjp,
+    Chain, NdTensor, Parameters, Resident, Segment, Snapshot, Tape, WeightStore, to_device, to_host, vjp,
 };
 use roll_core::{
     Adapter, Communicator, Conditioning, Error, Grad, Noise, ParameterSpec, Pullback, Result, StateDict, Tensor,
@@ -42,48 +43,21 @@ pub const F32_PREFIXES: [&str; 3] = ["time_embedding.", "time_projection.", "hea
 /// Prefixes of the weights of the embeddings, which all blocks share.
 const EMBEDDING_PREFIXES: [&str; 3] = ["time_", "text_", "img_"];
 
+/// Linear layers, for error messages.
+const LAYER_EXAMPLES: &str = "layers of a block: self_attn.q, ..., ffn.0, ffn.2";
+
 /// A transformer: the only one or one of two experts.
 pub struct Dit {
     config: DitConfig,
     /// The frozen weights.
     store: Arc<dyn WeightStore>,
-    /// The trainable parameters: adapters, or every weight.
-    parameters: Option<Parameters>,
-    /// The parameters of [`Adapter::Start`].
-    initial: Option<InitialParameters>,
-    /// Whether every weight is among the parameters.
-    trains_all_weights: bool,
-    /// The ranks between which trained weights are sharded.
-    ranks: Option<Arc<dyn Communicator>>,
+    /// The trained parameters.
+    trained: Trained,
     /// The ranks between which the tokens of a pass are sharded.
     token_ranks: Option<Arc<TokenRanks>>,
-    lora_scale: f64,
-    products: DType,
-    fp8_products: bool,
-    /// Dtype between operators, if the user chose one.
-    activations: Option<DType>,
-    /// The default of [`PassMemory::memory`].
-    memory: Memory,
-    /// The default of [`PassMemory::keeps_attention`].
-    keeps_attention: bool,
+    settings: PassSettings,
     probe: Option<Probe>,
     rotary: Rotary,
-}
-
-/// The values that a recorded pass keeps until its pullback.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct PassMemory {
-    /// Whether the inputs of blocks, or everything, are kept, and where.
-    pub memory: Memory,
-    /// Whether the results of self-attention stay on the device.
-    pub keeps_attention: bool,
-}
-
-/// The trained parameters at the start of training, if they come from a file.
-struct InitialParameters {
-    state: StateDict,
-    /// The parameters on the device, from the first pass that uses them.
-    parameters: Mutex<Option<Parameters>>,
 }
 
 /// Cache of the rotary tables of the last pass, on the device. A run has few shapes, a trajectory has one shape.
@@ -120,53 +94,23 @@ impl Dit {
         Self {
             config,
             store,
-            parameters: None,
-            initial: None,
-            trains_all_weights: false,
-            ranks: None,
+            trained: Trained::default(),
             token_ranks: None,
-            lora_scale: 1.0,
-            products: DType::F32,
-            fp8_products: false,
-            activations: None,
-            memory: Memory::default(),
-            keeps_attention: false,
+            settings: PassSettings::default(),
             probe: None,
             rotary: Rotary::default(),
         }
     }
 
-    /// Sets what the forward pass keeps for the pullback.
-    pub fn with_memory(mut self, memory: Memory) -> Self {
-        self.memory = memory;
+    /// Sets how passes compute and what recorded passes keep.
+    pub fn with_settings(mut self, settings: PassSettings) -> Self {
+        self.settings = settings;
         self
     }
 
-    /// Keeps the results of self-attention on the device between a recorded pass and its pullback, which recomputes
-    /// everything else. Per block, this is `[tokens, dim]` in the dtype of products, and a number per token and head.
-    pub fn keeping_attention(mut self, keeps: bool) -> Self {
-        self.keeps_attention = keeps;
-        self
-    }
-
-    /// Sets the dtype of matrix products: f32 (the default), or bf16 accumulated in f32.
-    pub fn with_products(mut self, products: DType) -> Self {
-        self.products = products;
-        self
-    }
-
-    /// Takes products with frozen fp8 weights in fp8 ([`roll_backends::ops::linear_fp8`]).
-    pub fn with_fp8_products(mut self, fp8_products: bool) -> Self {
-        self.fp8_products = fp8_products;
-        self
-    }
-
-    /// Sets the dtype of values between the operators of a block: f32 or bf16. The default is
-    /// [`roll_backends::activation_dtype`] of device and products. The residual stream and its modulation are always
-    /// f32.
-    pub fn with_activations(mut self, activations: DType) -> Self {
-        self.activations = Some(activations);
-        self
+    /// The settings of passes.
+    pub fn settings(&self) -> PassSettings {
+        self.settings
     }
 
     /// Passes intermediate values to `probe`.
@@ -178,7 +122,7 @@ impl Dit {
     /// Shards the weights between `ranks` if all of them are trained ([`Parameters::sharded`]). Adapters are small and
     /// are replicated on every rank.
     pub fn sharding_weights(mut self, ranks: Arc<dyn Communicator>) -> Self {
-        self.ranks = Some(ranks);
+        self.trained.shard(ranks);
         self
     }
 
@@ -201,24 +145,13 @@ impl Dit {
     /// Adds trainable parameters. Adapters do not change the network at first: A is uniform in +-1/sqrt(in), as in
     /// PEFT, and B is zero. `base` contains the initial weights of full fine-tuning.
     pub fn add_trainable(&mut self, trainable: &Trainable, noise: &Noise, base: &StateDict) -> Result<()> {
-        self.trains_all_weights = *trainable == Trainable::Full;
-        match trainable {
-            Trainable::Frozen => self.parameters = None,
-            Trainable::Lora { .. } | Trainable::Layers { .. } => {
-                let (specs, values) = lora_parameters(&self.config, trainable, noise)?;
-                self.lora_scale = trainable.lora_scale();
-                self.parameters = Some(Parameters::new(specs, values, self.store.device()));
-            }
-            Trainable::Full => {
-                let mut specs: Vec<_> =
-                    self.config.weights().into_iter().map(|(name, shape)| ParameterSpec { name, shape }).collect();
-                // Parameters are in the order of the forward pass, so that a pullback fills their gradients from the
-                // last to the first.
-                specs.sort_by_key(|spec| segment_number(&spec.name));
-                self.parameters = Some(self.upload(specs, |spec| values_of(base, spec))?);
-            }
+        let mut weights = self.config.weights();
+        if *trainable == Trainable::Full {
+            // Parameters are in the order of the forward pass, so that a pullback fills their gradients from the last
+            // to the first.
+            weights.sort_by_key(|(name, _)| segment_number(name));
         }
-        Ok(())
+        self.trained.choose(trainable, weights, LAYER_EXAMPLES, noise, base, self.store.device())
     }
 
     /// Sizes of the network.
@@ -228,12 +161,12 @@ impl Dit {
 
     /// Trainable parameters, if there are any.
     pub fn parameters(&self) -> Option<&Parameters> {
-        self.parameters.as_ref()
+        self.trained.parameters()
     }
 
     /// Scale of the adapters, `alpha / rank`.
     pub fn lora_scale(&self) -> f64 {
-        self.lora_scale
+        self.trained.lora_scale()
     }
 
     /// Computes the velocity at `latents`, `[C, T, H, W]`. The pullback returns the cotangent of the latents and, with
@@ -265,12 +198,7 @@ impl Dit {
         adapter: Adapter,
         grad: Grad,
     ) -> Result<(Tensor, Option<Pullback>)> {
-        self.velocities_keeping(inputs, adapter, grad, self.default_memory())
-    }
-
-    /// What a recorded pass of [`Dit::velocities`] keeps until its pullback.
-    pub fn default_memory(&self) -> PassMemory {
-        PassMemory { memory: self.memory, keeps_attention: self.keeps_attention }
+        self.velocities_keeping(inputs, adapter, grad, self.settings.kept)
     }
 
     /// Computes velocities like [`Dit::velocities`]. `kept` is what this pass keeps until its pullback.
@@ -285,11 +213,7 @@ impl Dit {
         let batch = Batch::new(inputs, &self.config)?;
         // This rank's tokens: all, unless they are sharded.
         let own_tokens = self.own_tokens(&batch)?;
-        let snapshot = match adapter {
-            Adapter::On => self.parameters.as_ref().map(Parameters::snapshot),
-            Adapter::Start => self.initial_snapshot()?,
-            Adapter::Off => None,
-        };
+        let snapshot = self.trained.snapshot(adapter, &device)?;
         // The embeddings need gradients only if their own weights are trained.
         let parameters = snapshot.as_ref().map(|snapshot| snapshot.parameters().clone());
         let trains_embeddings =
@@ -337,15 +261,15 @@ impl Dit {
             config: self.config.clone(),
             store: self.store.clone(),
             trainable,
-            trains_all_weights: self.trains_all_weights,
-            lora_scale: self.lora_scale,
-            products: self.products,
-            fp8: self.fp8_products,
-            activations: self.activations.unwrap_or_else(|| activation_dtype(device, self.products)),
+            trains_all_weights: self.trained.is_full(),
+            lora_scale: self.trained.lora_scale(),
+            products: self.settings.products,
+            fp8: self.settings.fp8_products,
+            activations: self.settings.activations_on(device),
             rope: (cos, sin),
             samples: batch.shape.samples,
             groups: own_tokens.groups(&batch.groups),
-            trains_modulation: self.trains_all_weights || trains_embeddings,
+            trains_modulation: self.trained.is_full() || trains_embeddings,
             image_rows: batch.image_rows,
             token_ranks: self.token_ranks.clone(),
             probe: self.probe.clone(),
@@ -354,35 +278,7 @@ impl Dit {
 
     /// Sets the parameters of [`Adapter::Start`], by name. The device holds them from the first pass that uses them.
     pub fn start_from(&mut self, state: StateDict) {
-        self.initial = Some(InitialParameters { state, parameters: Mutex::default() });
-    }
-
-    /// The parameters of [`Adapter::Start`], which are uploaded now if they are not on the device yet.
-    fn initial_snapshot(&self) -> Result<Option<Snapshot>> {
-        let (Some(initial), Some(trained)) = (&self.initial, &self.parameters) else { return Ok(None) };
-        let mut uploaded = initial.parameters.lock().unwrap_or_else(PoisonError::into_inner);
-        if uploaded.is_none() {
-            let specs = trained.specs().to_vec();
-            *uploaded = Some(self.upload(specs, |spec| values_of(&initial.state, spec))?);
-        }
-        Ok(uploaded.as_ref().map(Parameters::snapshot))
-    }
-
-    /// Creates parameters on the device. They are sharded between ranks if all weights are trained and
-    /// [`Dit::sharding_weights`] was called.
-    fn upload(
-        &self,
-        specs: Vec<ParameterSpec>,
-        value: impl Fn(&ParameterSpec) -> Result<Vec<f32>>,
-    ) -> Result<Parameters> {
-        let device = self.store.device();
-        match &self.ranks {
-            Some(ranks) if self.trains_all_weights => Parameters::sharded(specs, value, device, ranks.clone()),
-            _ => {
-                let values = specs.iter().map(value).collect::<Result<_>>()?;
-                Ok(Parameters::new(specs, values, device))
-            }
-        }
+        self.trained.start_from(state);
     }
 
     /// The tokens that this rank computes. Fails if the number of ranks does not divide tokens and heads.
@@ -410,14 +306,6 @@ impl Dit {
 fn has_embedding(specs: &[ParameterSpec]) -> bool {
     let is_embedding = |name: &str| EMBEDDING_PREFIXES.iter().any(|prefix| name.starts_with(prefix));
     specs.iter().any(|spec| is_embedding(&spec.name))
-}
-
-/// The values of a parameter in `state`. Fails if it is missing.
-fn values_of(state: &StateDict, spec: &ParameterSpec) -> Result<Vec<f32>> {
-    match state.get(&spec.name) {
-        Some(value) => Ok(value.to_f32_vec()),
-        None => Err(Error::Misuse(format!("training needs the weight `{}`", spec.name))),
-    }
 }
 
 /// The tokens that this rank computes.
@@ -515,6 +403,5 @@ pub fn lora_parameters(
     trainable: &Trainable,
     noise: &Noise,
 ) -> Result<(Vec<ParameterSpec>, Vec<Vec<f32>>)> {
-    let examples = "layers of a block: self_attn.q, ..., ffn.0, ffn.2";
-    roll_network::trainable::lora_parameters(config.weights(), trainable, noise, examples)
+    roll_network::trainable::lora_parameters(config.weights(), trainable, noise, LAYER_EXAMPLES)
 }

@@ -3,6 +3,7 @@
 use std::time::Duration;
 
 use burn_tensor::DType;
+use roll_backends::Memory;
 use roll_core::{Purpose, ThreadRanks};
 
 use super::*;
@@ -150,7 +151,11 @@ fn kept_inputs_and_results_of_attention_change_gradients_by_their_rounding() {
     let (conditioning, latents) = (conditioning(), latents([4, 2, 4, 6]));
     let lora = Trainable::Lora { rank: 4, alpha: 4.0, targets: ["q", "v", "ffn.0"].map(String::from).to_vec() };
     let gradient = |products: DType, memory: Memory, keeps_attention: bool| {
-        let mut dit = dit().with_products(products).with_memory(memory).keeping_attention(keeps_attention);
+        let mut dit = dit().with_settings(PassSettings {
+            products,
+            kept: PassMemory { memory, keeps_attention },
+            ..PassSettings::default()
+        });
         dit.add_trainable(&lora, &Noise::new(4), &StateDict::new()).unwrap();
         let parameters = dit.parameters().unwrap().clone();
         let count: usize = parameters.specs().iter().map(|s| s.len()).sum();
@@ -174,6 +179,11 @@ fn kept_inputs_and_results_of_attention_change_gradients_by_their_rounding() {
         let (own, all) = (difference(&rounded, &held), difference(&held, &exact));
         assert!(own > 0.0 && own < 0.02 && own < 2.0 * all, "{memory:?}, {keeps}: {own:e}, and {all:e} of bf16 itself");
     }
+}
+
+/// Settings with dtypes of products and activations.
+fn narrow(products: DType, activations: Option<DType>) -> PassSettings {
+    PassSettings { products, activations, ..PassSettings::default() }
 }
 
 /// A transformer of four heads with a LoRA of random values.
@@ -238,7 +248,7 @@ fn bf16_activations_lose_little_more_than_bf16_products() {
     for device in ["flex", "libtorch"].iter().filter_map(|name| roll_backends::device(name).ok()) {
         let run = |products: DType, activations: DType| {
             let dit = Dit::new(&weights(), Some(2), DType::BF16, &device).unwrap();
-            let dit = dit.with_products(products).with_activations(activations);
+            let dit = dit.with_settings(narrow(products, Some(activations)));
             recorded(&with_adapter(dit), false, [4, 2, 4, 6]).unwrap()
         };
         let exact = run(DType::F32, DType::F32);
@@ -253,15 +263,15 @@ fn bf16_activations_lose_little_more_than_bf16_products() {
 #[test]
 fn activations_are_f32_by_default_on_the_cpu() {
     let of = |dit: Dit| recorded(&with_adapter(dit), false, [4, 2, 4, 6]).unwrap().map(|x| x.as_bytes().to_vec());
-    let narrow = || dit().with_products(DType::BF16);
-    assert!(of(narrow()) == of(narrow().with_activations(DType::F32)));
+    let with = |activations| of(dit().with_settings(narrow(DType::BF16, activations)));
+    assert!(with(None) == with(Some(DType::F32)));
 }
 
 #[test]
 fn sharded_tokens_work_with_bf16_activations() {
     let run = |ranks: Option<Arc<dyn Communicator>>| {
         let dit = Dit::new(&weights(), Some(4), DType::BF16, &device()).unwrap();
-        let dit = dit.with_products(DType::BF16).with_activations(DType::BF16);
+        let dit = dit.with_settings(narrow(DType::BF16, Some(DType::BF16)));
         recorded(&with_adapter(ranks.into_iter().fold(dit, Dit::sharding_tokens)), false, [4, 2, 4, 6])
     };
     let alone = run(None).unwrap();

@@ -1,50 +1,7 @@
-//! Options of where weights and activations are kept.
+//! The option of where the idle expert's weights are kept.
 
-use std::borrow::Cow;
-
-use roll_core::WeightPlacement;
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
-use serde::{Deserialize, Deserializer, Serialize};
-
-use super::word_or;
-
-/// Location of frozen weights.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum Placement {
-    /// As the strategy requires, or resident.
-    #[default]
-    Auto,
-    /// Always on the device.
-    Resident,
-    /// Memory-mapped files, which are read block by block with a prefetch of one block.
-    Streamed,
-    /// Host memory; blocks are copied to the device one by one, with a prefetch of one block.
-    Host,
-    /// Sharded between the ranks; gathered block by block.
-    Sharded,
-}
-
-impl Placement {
-    /// Returns this location, or the strategy's if this one is `Auto`.
-    pub fn or(self, wanted: Option<WeightPlacement>) -> Self {
-        match (self, wanted) {
-            (Self::Auto, Some(WeightPlacement::Resident)) => Self::Resident,
-            (Self::Auto, Some(WeightPlacement::Streamed)) => Self::Streamed,
-            (Self::Auto, Some(WeightPlacement::Sharded)) => Self::Sharded,
-            (given, _) => given,
-        }
-    }
-
-    /// The location as [`roll_core::Distribution`] names it.
-    pub(crate) fn to_weight_placement(self) -> WeightPlacement {
-        match self {
-            Self::Auto | Self::Resident => WeightPlacement::Resident,
-            Self::Streamed | Self::Host => WeightPlacement::Streamed,
-            Self::Sharded => WeightPlacement::Sharded,
-        }
-    }
-}
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 
 /// Location of the weights of the expert that is not in use.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -79,63 +36,9 @@ impl IdleExpert {
     }
 }
 
-/// Whether results of self-attention are kept.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "lowercase")]
-pub enum KeepAttention {
-    /// If they fit on the device.
-    #[default]
-    Auto,
-    /// As given.
-    #[serde(untagged)]
-    Of(bool),
-}
-
-impl KeepAttention {
-    /// Whether results are kept whatever the memory of the device is. `Auto` keeps them only where they are known to
-    /// fit.
-    pub fn is_always(self) -> bool {
-        self == Self::Of(true)
-    }
-}
-
-impl JsonSchema for KeepAttention {
-    fn schema_name() -> Cow<'static, str> {
-        "KeepAttention".into()
-    }
-
-    fn json_schema(generator: &mut SchemaGenerator) -> Schema {
-        json_schema!({"anyOf": [{"const": "auto"}, bool::json_schema(generator)]})
-    }
-}
-
-impl<'de> Deserialize<'de> for KeepAttention {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
-        word_or(deserializer, &[("auto", Self::Auto)], Self::Of, "`auto`, `true` or `false`")
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    #![allow(clippy::unwrap_used)]
-    use serde_json::json;
-
-    use super::super::tests::parsed;
     use super::*;
-
-    #[test]
-    fn keep_attention_is_auto_or_a_truth_value() {
-        let parse = |value: serde_json::Value| parsed(json!({"keep_attention": value})).map(|o| o.keep_attention);
-        for (value, expected) in [
-            (json!("auto"), KeepAttention::Auto),
-            (json!(true), KeepAttention::Of(true)),
-            (json!(false), KeepAttention::Of(false)),
-        ] {
-            assert_eq!(parse(value.clone()).unwrap(), expected);
-            assert_eq!(serde_json::to_value(expected).unwrap(), value);
-        }
-        assert!(parse(json!("yes")).unwrap_err().to_string().contains("keep_attention"));
-    }
 
     #[test]
     fn location_of_the_idle_expert_follows_the_memory() {

@@ -13,14 +13,14 @@ use roll_network::lora::{AdapterSources, LoraRequest};
 use roll_network::precision::{ComputeDType, Products, WeightsDType};
 use roll_network::trainable::{Trainable, check_alpha};
 use schemars::JsonSchema;
-use serde::{Deserialize, Deserializer, Serialize, de};
-use serde_json::Value as Json;
+use serde::{Deserialize, Serialize};
 
 use super::vae::Tiling;
 
-pub use self::memory::{IdleExpert, KeepAttention, Placement};
+pub use self::memory::IdleExpert;
 pub use self::model_paths::{ModelPaths, PathEntry};
-pub use self::vae::{Checkpoints, TileSize, VaeDType};
+pub use self::vae::{Checkpoints, TileSize};
+pub use roll_network::options::{KeepAttention, Placement, VaeDType};
 
 /// Options of the model `wan2_2`. Names and defaults follow the reference implementation where it has the option.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -267,22 +267,6 @@ impl WanOptions {
     pub fn wants(&self, input: &str) -> bool {
         split(&self.extra_inputs).iter().any(|i| i == input)
     }
-}
-
-/// Reads one of `words`, or else a value for `of`. YAML's `null` is the word `none`.
-fn word_or<'de, D: Deserializer<'de>, C: Copy, T: de::DeserializeOwned>(
-    deserializer: D,
-    words: &[(&str, C)],
-    of: fn(T) -> C,
-    expected: &str,
-) -> std::result::Result<C, D::Error> {
-    let value = Json::deserialize(deserializer)?;
-    let word = if value.is_null() { Some("none") } else { value.as_str() };
-    if let Some((_, choice)) = words.iter().find(|(name, _)| word == Some(*name)) {
-        return Ok(*choice);
-    }
-    let unexpected = |_| de::Error::custom(format!("expected {expected}, found {value}"));
-    serde_json::from_value(value.clone()).map(of).map_err(unexpected)
 }
 
 #[cfg(test)]

@@ -1,14 +1,10 @@
-//! Options of the VAE: its tiles, its checkpoints and its dtype.
+//! Options of the VAE: its tiles and its checkpoints.
 
 use std::borrow::Cow;
 
-use burn_tensor::DType;
-use roll_core::Result;
-use roll_network::precision::DeviceTraits;
+use roll_network::options::word_or;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize};
-
-use super::word_or;
 
 /// Size of the tiles of the VAE in latent pixels.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize)]
@@ -67,30 +63,6 @@ impl JsonSchema for Checkpoints {
 impl<'de> Deserialize<'de> for Checkpoints {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> std::result::Result<Self, D::Error> {
         word_or(deserializer, &[("auto", Self::Auto)], Self::Of, "`auto` or a whole number of at least 0")
-    }
-}
-
-/// Dtype of the VAE's decoder.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(rename_all = "lowercase")]
-pub enum VaeDType {
-    /// bf16 on `libtorch-cuda`, f32 elsewhere.
-    #[default]
-    Auto,
-    /// f32.
-    F32,
-    /// bf16, accumulated in f32.
-    Bf16,
-}
-
-impl VaeDType {
-    /// The dtype of a decoder on `device`. Fails if bf16 is requested and the device has none.
-    pub fn of(self, device: DeviceTraits) -> Result<DType> {
-        match self {
-            Self::Bf16 => device.bf16("model.vae_dtype"),
-            Self::Auto if device.convolves_bf16 => Ok(DType::BF16),
-            Self::Auto | Self::F32 => Ok(DType::F32),
-        }
     }
 }
 

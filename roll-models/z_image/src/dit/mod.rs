@@ -12,19 +12,17 @@ mod block;
 mod config;
 
 use std::collections::BTreeMap;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 
 use burn_tensor::{DType, Device};
 use roll_backends::ops::KeptAttention;
-use roll_backends::{
-    Chain, Memory, NdTensor, Parameters, Resident, Segment, Snapshot, Tape, WeightStore, activation_dtype, to_device,
-    to_host, vjp,
-};
+use roll_backends::{Chain, NdTensor, Parameters, Resident, Segment, Tape, WeightStore, to_device, to_host, vjp};
 use roll_core::{
-    Adapter, Conditioning, Error, Grad, Noise, ParameterSpec, Pullback, Result, StateDict, Tensor, Timestep,
-    VelocityInput,
+    Adapter, Conditioning, Grad, Noise, ParameterSpec, Pullback, Result, StateDict, Tensor, Timestep, VelocityInput,
 };
+pub use roll_network::pass::{PassMemory, PassSettings};
 pub use roll_network::trainable::Trainable;
+use roll_network::trained::Trained;
 
 pub use block::Probe;
 pub use config::DitConfig;
@@ -38,31 +36,19 @@ pub const F32_PREFIXES: [&str; 2] = ["t_embedder.", "all_final_layer."];
 /// Prefixes of the weights that are read before the chain.
 const EMBEDDING_PREFIXES: [&str; 4] = ["t_embedder.", "cap_embedder.", "cap_pad_token", "context_refiner."];
 
+/// Linear layers, for error messages.
+const LAYER_EXAMPLES: &str = "layers of a block: attention.to_q, attention.to_k, attention.to_v, attention.to_out.0, \
+                              feed_forward.w1, feed_forward.w2, feed_forward.w3";
+
 /// Z-Image's transformer.
 pub struct Dit {
     config: DitConfig,
     /// The frozen weights.
     store: Arc<dyn WeightStore>,
-    /// The trainable parameters: adapters, or every weight.
-    parameters: Option<Parameters>,
-    /// The parameters of [`Adapter::Start`].
-    initial: Option<InitialParameters>,
-    trains_all_weights: bool,
-    lora_scale: f64,
-    products: DType,
-    fp8_products: bool,
-    /// Dtype between operators, if the user chose one.
-    activations: Option<DType>,
-    memory: Memory,
-    keeps_attention: bool,
+    /// The trained parameters.
+    trained: Trained,
+    settings: PassSettings,
     probe: Option<Probe>,
-}
-
-/// The trained parameters at the start of training, if they come from a file.
-struct InitialParameters {
-    state: StateDict,
-    /// The parameters on the device, from the first pass that uses them.
-    parameters: Mutex<Option<Parameters>>,
 }
 
 impl Dit {
@@ -76,51 +62,12 @@ impl Dit {
 
     /// Creates a transformer with the weights of a store.
     pub fn with_store(config: DitConfig, store: Arc<dyn WeightStore>) -> Self {
-        Self {
-            config,
-            store,
-            parameters: None,
-            initial: None,
-            trains_all_weights: false,
-            lora_scale: 1.0,
-            products: DType::F32,
-            fp8_products: false,
-            activations: None,
-            memory: Memory::default(),
-            keeps_attention: false,
-            probe: None,
-        }
+        Self { config, store, trained: Trained::default(), settings: PassSettings::default(), probe: None }
     }
 
-    /// Sets what a recorded pass keeps for its pullback.
-    pub fn with_memory(mut self, memory: Memory) -> Self {
-        self.memory = memory;
-        self
-    }
-
-    /// Keeps the results of attention on the device between a recorded pass and its pullback, which recomputes
-    /// everything else.
-    pub fn keeping_attention(mut self, keeps: bool) -> Self {
-        self.keeps_attention = keeps;
-        self
-    }
-
-    /// Sets the dtype of matrix products: f32 (the default), or bf16 accumulated in f32.
-    pub fn with_products(mut self, products: DType) -> Self {
-        self.products = products;
-        self
-    }
-
-    /// Takes products with frozen fp8 weights in fp8 ([`roll_backends::ops::linear_fp8`]).
-    pub fn with_fp8_products(mut self, fp8_products: bool) -> Self {
-        self.fp8_products = fp8_products;
-        self
-    }
-
-    /// Sets the dtype of values between the operators of a block: f32 or bf16. The default is
-    /// [`roll_backends::activation_dtype`] of device and products.
-    pub fn with_activations(mut self, activations: DType) -> Self {
-        self.activations = Some(activations);
+    /// Sets how passes compute and what recorded passes keep.
+    pub fn with_settings(mut self, settings: PassSettings) -> Self {
+        self.settings = settings;
         self
     }
 
@@ -136,20 +83,7 @@ impl Dit {
     /// # Errors
     /// Fails if a target names no linear layer, or `base` has not all weights.
     pub fn add_trainable(&mut self, trainable: &Trainable, noise: &Noise, base: &StateDict) -> Result<()> {
-        self.trains_all_weights = *trainable == Trainable::Full;
-        match trainable {
-            Trainable::Frozen => self.parameters = None,
-            Trainable::Lora { .. } | Trainable::Layers { .. } => {
-                let (specs, values) = lora_parameters(&self.config, trainable, noise)?;
-                self.lora_scale = trainable.lora_scale();
-                self.parameters = Some(Parameters::new(specs, values, self.store.device()));
-            }
-            Trainable::Full => {
-                let specs = self.config.weights().into_iter().map(|(name, shape)| ParameterSpec { name, shape });
-                self.parameters = Some(self.upload(specs.collect(), base)?);
-            }
-        }
-        Ok(())
+        self.trained.choose(trainable, self.config.weights(), LAYER_EXAMPLES, noise, base, self.store.device())
     }
 
     /// Sizes of the network.
@@ -159,17 +93,17 @@ impl Dit {
 
     /// Trainable parameters, if there are any.
     pub fn parameters(&self) -> Option<&Parameters> {
-        self.parameters.as_ref()
+        self.trained.parameters()
     }
 
     /// Scale of the adapters, `alpha / rank`.
     pub fn lora_scale(&self) -> f64 {
-        self.lora_scale
+        self.trained.lora_scale()
     }
 
     /// Sets the parameters of [`Adapter::Start`], by name. The device holds them from the first pass that uses them.
     pub fn start_from(&mut self, state: StateDict) {
-        self.initial = Some(InitialParameters { state, parameters: Mutex::default() });
+        self.trained.start_from(state);
     }
 
     /// Computes the velocity (noise - clean) at `latents`, `[C, 1, H, W]`. The context of `conditioning` is the caption
@@ -204,11 +138,7 @@ impl Dit {
         grad: Grad,
     ) -> Result<(Tensor, Option<Pullback>)> {
         let device = self.store.device().clone();
-        let snapshot = match adapter {
-            Adapter::On => self.parameters.as_ref().map(Parameters::snapshot),
-            Adapter::Start => self.initial_snapshot()?,
-            Adapter::Off => None,
-        };
+        let snapshot = self.trained.snapshot(adapter, &device)?;
         let parameters = snapshot.as_ref().map(|snapshot| snapshot.parameters().clone());
         let trains = |of: &dyn Fn(&str) -> bool| {
             grad.is_on() && parameters.as_ref().is_some_and(|all| all.specs().iter().any(|spec| of(&spec.name)))
@@ -220,11 +150,11 @@ impl Dit {
             config: self.config.clone(),
             store: self.store.clone(),
             trainable: snapshot,
-            trains_all_weights: self.trains_all_weights,
-            lora_scale: self.lora_scale,
-            products: self.products,
-            fp8: self.fp8_products,
-            activations: self.activations.unwrap_or_else(|| activation_dtype(&device, self.products)),
+            trains_all_weights: self.trained.is_full(),
+            lora_scale: self.trained.lora_scale(),
+            products: self.settings.products,
+            fp8: self.settings.fp8_products,
+            activations: self.settings.activations_on(&device),
             trains_modulation,
             batch: Batch::new(inputs, &self.config, &device)?,
             probe: self.probe.clone(),
@@ -233,8 +163,9 @@ impl Dit {
         let tape = if trains_embeddings { Tape::on() } else { Tape::off() };
         let (shared, recorded_embeddings) = vjp(&[], tape, |_, tape| pass.embed(tape))?;
         let state = NdTensor::from(to_device::<2>(&pass.batch.patches, &device)?);
-        let chain = chain_of_segments(&pass, self.keeps_attention && grad.is_on());
-        let (out, record) = chain.forward(state, shared, grad, self.memory, trains_embeddings, parameters.clone())?;
+        let chain = chain_of_segments(&pass, self.settings.kept.keeps_attention && grad.is_on());
+        let (out, record) =
+            chain.forward(state, shared, grad, self.settings.kept.memory, trains_embeddings, parameters.clone())?;
         let shape = pass.batch.shape;
         let velocities = shape.to_latents(&to_host(out.rank::<2>()?)?)?;
         let pullback = record.map(|record| {
@@ -248,26 +179,6 @@ impl Dit {
             })
         });
         Ok((velocities, pullback))
-    }
-
-    /// The parameters of [`Adapter::Start`], which are uploaded now if they are not on the device yet.
-    fn initial_snapshot(&self) -> Result<Option<Snapshot>> {
-        let (Some(initial), Some(trained)) = (&self.initial, &self.parameters) else { return Ok(None) };
-        let mut uploaded = initial.parameters.lock().unwrap_or_else(PoisonError::into_inner);
-        if uploaded.is_none() {
-            *uploaded = Some(self.upload(trained.specs().to_vec(), &initial.state)?);
-        }
-        Ok(uploaded.as_ref().map(Parameters::snapshot))
-    }
-
-    /// Creates parameters on the device, with the values of `state`. Fails if one is missing.
-    fn upload(&self, specs: Vec<ParameterSpec>, state: &StateDict) -> Result<Parameters> {
-        let value = |spec: &ParameterSpec| match state.get(&spec.name) {
-            Some(value) => Ok(value.to_f32_vec()),
-            None => Err(Error::Misuse(format!("training needs the weight `{}`", spec.name))),
-        };
-        let values = specs.iter().map(value).collect::<Result<_>>()?;
-        Ok(Parameters::new(specs, values, self.store.device()))
     }
 }
 
@@ -293,7 +204,5 @@ pub fn lora_parameters(
     trainable: &Trainable,
     noise: &Noise,
 ) -> Result<(Vec<ParameterSpec>, Vec<Vec<f32>>)> {
-    let examples = "layers of a block: attention.to_q, attention.to_k, attention.to_v, attention.to_out.0, \
-                    feed_forward.w1, feed_forward.w2, feed_forward.w3";
-    roll_network::trainable::lora_parameters(config.weights(), trainable, noise, examples)
+    roll_network::trainable::lora_parameters(config.weights(), trainable, noise, LAYER_EXAMPLES)
 }
