@@ -41,6 +41,7 @@ pub mod options;
 pub mod pass;
 pub mod patch;
 pub mod precision;
+pub mod prompts;
 pub mod shapes;
 pub mod timestep;
 pub mod tokenizer;

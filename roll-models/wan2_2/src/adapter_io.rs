@@ -3,10 +3,9 @@
 use std::collections::BTreeMap;
 
 use roll_core::{Error, ParameterSpec, Result, StateDict, Tensor, flat, header};
-use roll_network::lora::{self, LoraFile, about};
+use roll_network::lora::{self, BaseNetwork, LoraFile, about};
 
 use super::expert::Expert;
-use super::initial_adapters::BaseNetwork;
 
 /// Name, without extension, of a transformer's weight file in the official repositories.
 pub(super) const EXPERT_FILE: &str = "diffusion_pytorch_model";

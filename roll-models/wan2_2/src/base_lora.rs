@@ -2,17 +2,13 @@
 //! read.
 
 use std::collections::BTreeMap;
-use std::path::PathBuf;
 
 use roll_core::{BuildContext, Error, Result, ResultExt};
-use roll_network::lora::{AdapterWeights, Lora, OpenedAdapter, merged_on_read};
+use roll_network::lora::{AdapterWeights, LoraOfFile, OpenedAdapter, merged_on_read, names_of};
 
 use super::initial_adapters::expert_in_file;
 use super::options::WanOptions;
 use super::paths::ComponentFiles;
-
-/// A LoRA, its strength, and the file that it was read from.
-type LoraOfFile = (Lora, f64, PathBuf);
 
 /// Merges the LoRAs of `base_lora` into the transformers of `files`. Returns the names of the LoRAs by expert.
 pub(super) fn merge(
@@ -47,14 +43,5 @@ fn merge_all(adapters: Vec<OpenedAdapter>, files: &mut ComponentFiles) -> Result
         loras.iter_mut().for_each(|(lora, ..)| lora.resolve(file.keys()));
         *file = merged_on_read(file.clone(), loras)?;
     }
-    Ok(by_expert.into_iter().map(|(expert, loras)| (expert, names(&loras))).collect())
-}
-
-/// The file names with their strengths, for messages and headers: `a.safetensors, b.safetensors=0.5`.
-fn names(loras: &[LoraOfFile]) -> String {
-    let name = |(_, strength, path): &LoraOfFile| {
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        if *strength == 1.0 { name } else { format!("{name}={strength}") }
-    };
-    loras.iter().map(name).collect::<Vec<_>>().join(", ")
+    Ok(by_expert.into_iter().map(|(expert, loras)| (expert, names_of(&loras))).collect())
 }

@@ -1,10 +1,9 @@
 //! One of the model's transformers, by its name, with its trained parameters.
 
 use roll_core::{ParameterSpec, Sigma, SigmaRange};
-use roll_network::lora;
+use roll_network::lora::{self, BaseNetwork};
 
 use super::dit::Dit;
-use super::initial_adapters::BaseNetwork;
 
 /// A transformer and its trained part.
 pub(super) struct Expert {

@@ -9,7 +9,7 @@ use roll_backends::weights::{DeviceSlot, HostWeight, MatrixStorage, SegmentMemor
 use roll_backends::{Backend, Resident, Sharded, WeightStore};
 use roll_core::{BuildContext, Communicator, Error, Noise, Result, ResultExt, StateDict, flat};
 use roll_network::hub::Hub;
-use roll_network::lora::{InitialAdapter, OpenedAdapter};
+use roll_network::lora::{BaseNetwork, InitialAdapter, OpenedAdapter};
 use roll_network::trainable::kept_for_pullback;
 use roll_network::weights::{self, Checkpoint, Streamed};
 
@@ -17,7 +17,7 @@ use super::base_lora;
 use super::clip::Clip;
 use super::components;
 use super::dit::{Dit, PassMemory, PassSettings, Trainable};
-use super::initial_adapters::{self, BaseNetwork};
+use super::initial_adapters;
 use super::layout::{Layout, Machine};
 use super::model::{EncodingSources, Parts, Settings, Wan};
 use super::networks::Networks;
@@ -34,6 +34,9 @@ roll_core::register! {
     |options, context| open(&options, context),
     plan: super::plan::needs,
 }
+
+/// The weight whose fingerprint identifies a transformer.
+const LAST_WEIGHT: &str = "head.head.weight";
 
 /// Opens the model that `options` describe. Fails if a file is missing or does not fit the options.
 pub fn open(options: &WanOptions, context: &BuildContext) -> Result<Wan> {
@@ -52,7 +55,8 @@ pub fn open(options: &WanOptions, context: &BuildContext) -> Result<Wan> {
     let (mut dits, mut bases) = (Vec::new(), Vec::new());
     for (name, file) in files.experts() {
         let mut dit = open_dit(name, file, options, context, &settings_of_experts)?;
-        let base = BaseNetwork::of(file, dit.config(), base_loras.remove(name)).while_doing(|| reading(file))?;
+        let base = BaseNetwork::of(file, dit.config().kind(), LAST_WEIGHT, base_loras.remove(name))
+            .while_doing(|| reading(file))?;
         let adapters_of_expert = adapters.remove(name).unwrap_or_default();
         adapters_of_expert.iter().for_each(|adapter| base.warn_if_other(adapter));
         set_trained_part(&mut dit, name, file, options, &trained_experts, adapters_of_expert, context)?;

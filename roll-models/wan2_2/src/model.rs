@@ -12,6 +12,7 @@ use roll_core::{
     WeightPlacement,
 };
 use roll_external::Fingerprint;
+use roll_network::prompts::Prompts;
 
 use super::adapter_io;
 use super::clip::Clip;
@@ -19,7 +20,7 @@ use super::conditioning;
 use super::dit::{Dit, DitConfig, PassMemory};
 use super::expert::{Expert, trained_levels};
 use super::layout::{CheckpointCount, Layout, VideoLayout};
-use super::prompts::{Prompts, TextEncoder};
+use super::prompts::{self, TextEncoder};
 use super::vae::{Chunking, Vae, VaeConfig, checkpoints_in_host_memory, feature_cache_bytes};
 
 /// Noise level at which I2V models switch experts.
@@ -282,7 +283,7 @@ impl DiffusionModel for Wan {
     }
 
     fn expect_prompts(&mut self, prompts: &[String]) {
-        self.prompts.expect(prompts, self.text.as_ref());
+        prompts::expect(&mut self.prompts, prompts, self.text.as_ref());
     }
 
     fn takes_image(&self) -> bool {
@@ -341,7 +342,7 @@ impl DiffusionModel for Wan {
             (Some(clip), Some(_), Some(image)) => Some(clip.encode(image)?),
             _ => None,
         };
-        let context = self.prompts.embedding(&input.prompt, text)?;
+        let context = prompts::embedding(&mut self.prompts, &input.prompt, text)?;
         Ok(Conditioning { context, channels, image_tokens, first_frame, latent_shape })
     }
 

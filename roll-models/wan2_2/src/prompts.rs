@@ -1,16 +1,10 @@
-//! Encodes prompts as text embeddings. Prompts that a run will need are encoded together, because the encoder streams
-//! its weights once per batch.
-
-use std::collections::BTreeMap;
+//! Encodes prompts as text embeddings.
 
 use roll_core::{Result, Tensor};
+use roll_network::prompts::Prompts;
 
 use super::tokenizer::Tokenizer;
 use super::umt5::{Umt5, padded};
-
-/// Number of prompts per batch. The XXL encoder streams its 11 GB of weights once for a batch; an embedding
-/// computed ahead of its use takes at most 8 MB.
-const BATCH: usize = 32;
 
 /// The text encoder with its tokenizer.
 pub struct TextEncoder {
@@ -36,46 +30,20 @@ impl TextEncoder {
     }
 }
 
-/// The prompts that will be needed, and embeddings that were computed ahead of their use.
-#[derive(Default)]
-pub(super) struct Prompts {
-    /// Prompts that will be needed.
-    expected: Vec<String>,
-    /// Embeddings without padding, by prompt.
-    ready: BTreeMap<String, Tensor>,
+/// Announces the prompts that will be needed. The tokenizer warns of the first prompt that it cuts.
+pub(super) fn expect(prompts: &mut Prompts, texts: &[String], encoder: Option<&TextEncoder>) {
+    if let Some(encoder) = encoder {
+        // New prompts are tokenized only for the warning. An error is reported when the sample's prompt is encoded.
+        for prompt in texts.iter().filter(|prompt| prompts.is_new(prompt)) {
+            let _ = encoder.tokenizer.encode(prompt, encoder.length);
+        }
+    }
+    prompts.expect(texts);
 }
 
-impl Prompts {
-    /// Replaces the prompts that will be needed; see [`roll_core::DiffusionModel::expect_prompts`]. The tokenizer warns
-    /// of the first prompt that it cuts.
-    pub(super) fn expect(&mut self, prompts: &[String], encoder: Option<&TextEncoder>) {
-        if let Some(encoder) = encoder {
-            // New prompts are tokenized only for the warning. An error is reported when the sample's prompt is encoded.
-            let is_new = |prompt: &&String| !self.expected.contains(prompt) && !self.ready.contains_key(*prompt);
-            for prompt in prompts.iter().filter(is_new) {
-                let _ = encoder.tokenizer.encode(prompt, encoder.length);
-            }
-        }
-        self.expected = prompts.to_vec();
-    }
-
-    /// Returns the embedding of `prompt`, equal to [`TextEncoder::encode`]. If it is not ready, it is encoded in
-    /// one batch with expected prompts.
-    pub(super) fn embedding(&mut self, prompt: &str, encoder: &TextEncoder) -> Result<Tensor> {
-        if let Some(rows) = self.ready.get(prompt) {
-            return padded(rows, encoder.length);
-        }
-        let mut batch = vec![prompt.to_string()];
-        for other in &self.expected {
-            if batch.len() < BATCH && !batch.contains(other) && !self.ready.contains_key(other) {
-                batch.push(other.clone());
-            }
-        }
-        let rows = encoder.encode_all(&batch)?;
-        self.ready.retain(|prompt, _| self.expected.contains(prompt));
-        self.ready.extend(batch.into_iter().zip(rows));
-        padded(&self.ready[prompt], encoder.length)
-    }
+/// Returns the embedding of `prompt`, equal to [`TextEncoder::encode`].
+pub(super) fn embedding(prompts: &mut Prompts, prompt: &str, encoder: &TextEncoder) -> Result<Tensor> {
+    padded(&prompts.features(prompt, |batch| encoder.encode_all(batch))?, encoder.length)
 }
 
 #[cfg(test)]
@@ -83,6 +51,8 @@ mod tests {
     #![allow(clippy::unwrap_used)]
     use super::super::init_tiny::{WanKind, init_tiny};
     use super::super::paths::ComponentFiles;
+    use roll_network::prompts::BATCH;
+
     use super::*;
 
     #[test]
@@ -98,15 +68,15 @@ mod tests {
         };
         let names: Vec<String> = (0..2 * BATCH).map(|i| format!("prompt {i}")).collect();
         let mut prompts = Prompts::default();
-        prompts.expect(&names, Some(&text));
+        expect(&mut prompts, &names, Some(&text));
         let bits = |tensor: Tensor| tensor.as_bytes().to_vec();
-        assert_eq!(bits(prompts.embedding("prompt 3", &text).unwrap()), bits(text.encode("prompt 3").unwrap()));
-        assert_eq!(prompts.ready.len(), BATCH);
-        assert_eq!(bits(prompts.embedding("prompt 7", &text).unwrap()), bits(text.encode("prompt 7").unwrap()));
-        assert_eq!(prompts.ready.len(), BATCH);
+        assert_eq!(bits(embedding(&mut prompts, "prompt 3", &text).unwrap()), bits(text.encode("prompt 3").unwrap()));
+        assert_eq!(prompts.ready().count(), BATCH);
+        assert_eq!(bits(embedding(&mut prompts, "prompt 7", &text).unwrap()), bits(text.encode("prompt 7").unwrap()));
+        assert_eq!(prompts.ready().count(), BATCH);
         // Prompts that are no longer expected are dropped when the encoder runs next.
-        prompts.expect(&names[names.len() - 1..], Some(&text));
-        prompts.embedding("another", &text).unwrap();
-        assert_eq!(prompts.ready.keys().collect::<Vec<_>>(), ["another", names.last().unwrap()]);
+        expect(&mut prompts, &names[names.len() - 1..], Some(&text));
+        embedding(&mut prompts, "another", &text).unwrap();
+        assert_eq!(prompts.ready().collect::<Vec<_>>(), ["another", names.last().unwrap()]);
     }
 }

@@ -69,13 +69,25 @@ pub fn merge_lora(
     Ok(MergeResult { files, changed: deltas.by_key.len(), missing: deltas.missing })
 }
 
+/// A LoRA, its strength, and the file that it was read from.
+pub type LoraOfFile = (Lora, f64, PathBuf);
+
+/// The file names with their strengths, for messages and headers: `a.safetensors, b.safetensors=0.5`.
+pub fn names_of(loras: &[LoraOfFile]) -> String {
+    let name = |(_, strength, path): &LoraOfFile| {
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        if *strength == 1.0 { name } else { format!("{name}={strength}") }
+    };
+    loras.iter().map(name).collect::<Vec<_>>().join(", ")
+}
+
 /// Returns `base` with `loras` (with their strengths and paths) added to its weights whenever they are read. The values
 /// are those of [`merge_lora`], except that several LoRAs are added before the sum is rounded.
 ///
 /// Fails if a layer of a LoRA is not in the base. Two kinds of layers are left out with a warning instead: layers of
 /// the image encoder's branch, which LightX2V's LoRAs for Wan2.2 have although Wan2.2 does not, and a patch embedding
 /// of another number of channels, as in a distillation of T2V that is used on I2V.
-pub fn merged_on_read(base: Checkpoint, loras: &[(Lora, f64, PathBuf)]) -> Result<Checkpoint, LoraError> {
+pub fn merged_on_read(base: Checkpoint, loras: &[LoraOfFile]) -> Result<Checkpoint, LoraError> {
     let mut all_deltas = Vec::new();
     for (lora, strength, path) in loras {
         // Missing names are allowed at first. A name that is missing without a known reason fails below.

@@ -18,6 +18,7 @@
 //! Start with [`LoraFile`] (read), [`Lora`] (contents) and [`write_lora`] (write).
 
 pub mod about;
+mod base;
 mod error;
 mod initial;
 mod keys;
@@ -41,11 +42,12 @@ use serde::{Deserialize, Serialize};
 
 use crate::weights::Checkpoint;
 
+pub use base::BaseNetwork;
 pub use error::{LoraError, not_in_base};
 pub use initial::{InitialAdapter, LoraRequest};
 pub use keys::is_lora_key;
 pub use layer_names::Names;
-pub use merge::{MergeOptions, MergeResult, merge_lora, merged_on_read};
+pub use merge::{LoraOfFile, MergeOptions, MergeResult, merge_lora, merged_on_read, names_of};
 pub use peft::CONFIG_FILE as PEFT_CONFIG;
 pub use read::LoraFile;
 pub use sources::{AdapterSource, AdapterSources, AdapterWeights, OpenedAdapter, newest_checkpoint};
