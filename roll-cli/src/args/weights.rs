@@ -113,7 +113,7 @@ pub struct ConvertLora {
     /// Convention of the program that will read the file.
     #[arg(long, value_enum, value_name = "CONVENTION")]
     pub to: ConventionName,
-    /// Layer names of a PEFT file: those of the program that will load it.
+    /// Layer names of a PEFT file, those of the program that will load it; `fused`: of ComfyUI for Z-Image.
     #[arg(long, value_enum, default_value_t = LayerNames::Official)]
     pub names: LayerNames,
     /// Transformer to take from a file that has adapters for both. Its name is written into the file's header.
@@ -122,7 +122,7 @@ pub struct ConvertLora {
     /// Dtype of the written tensors. Default: as they are.
     #[arg(long, value_enum)]
     pub dtype: Option<StoredDType>,
-    /// The target model, needed only for kohya-style names of models other than Wan.
+    /// The target model, needed only for kohya-style names of models other than Wan, and to undo fused names.
     #[arg(long, value_name = "FILE")]
     pub base: Option<PathBuf>,
     /// Replace an existing file.
@@ -214,13 +214,16 @@ pub enum ConventionName {
     Kohya,
 }
 
-/// Layer names of a PEFT file.
+/// Layer names of a written LoRA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LayerNames {
     /// `blocks.0.self_attn.q`.
     Official,
     /// `blocks.0.attn1.to_q`.
     Diffusers,
+    /// Those of ComfyUI's single files of Z-Image, in which q, k and v are one layer: `layers.0.attention.qkv`. For
+    /// ComfyUI and kohya.
+    Fused,
 }
 
 /// The two transformers of Wan2.2-A14B.

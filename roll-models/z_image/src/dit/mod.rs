@@ -27,7 +27,7 @@ use roll_core::{
 pub use roll_network::trainable::Trainable;
 
 pub use block::Probe;
-pub use config::{DitConfig, PATCH};
+pub use config::{DitConfig, PATCH, PATCH_EMBEDDING};
 
 use batch::Batch;
 use block::{Block, FinalLayer, Join, Pass, PatchEmbedding};
