@@ -34,7 +34,7 @@ use roll_train::signature;
 use roll_backends as _;
 use roll_rewards as _;
 use {roll_agents as _, roll_video as _};
-use {roll_causal_lm as _, roll_qwen_vl as _, roll_wan as _};
+use {roll_causal_lm as _, roll_qwen_vl as _, roll_wan as _, roll_z_image as _};
 
 /// Exit codes: 0 done, 1 something failed, 2 the user can put it right, 3 ended by `evaluation.stop_when`, 130
 /// interrupted.

@@ -24,6 +24,53 @@ pub fn write_mp4(path: impl AsRef<Path>, video: &Video) -> Result<()> {
     write_atomically(path, &bytes)
 }
 
+/// Extensions of the files of [`write_clip`].
+const PICTURE_EXTENSION: &str = "png";
+const VIDEO_EXTENSION: &str = "mp4";
+
+/// The extension of a clip's file: `png` for one frame, which is a picture, otherwise `mp4`.
+pub fn clip_extension(frames: usize) -> &'static str {
+    if frames == 1 { PICTURE_EXTENSION } else { VIDEO_EXTENSION }
+}
+
+/// Writes a clip to the path `stem` with the extension of [`clip_extension`]: a clip of one frame as a picture, a
+/// longer one as [`write_mp4`] does. Returns the path of the file.
+///
+/// # Errors
+/// Fails if the file cannot be written.
+pub fn write_clip(stem: &Path, video: &Video) -> Result<PathBuf> {
+    let frames = video.dims()[0];
+    let path = with_clip_extension(stem, clip_extension(frames));
+    match frames {
+        1 => write_atomically(&path, &encode_png(&Picture::from_frame(video, 0))?)?,
+        _ => write_mp4(&path, video)?,
+    }
+    Ok(path)
+}
+
+/// The file that [`write_clip`] wrote for `stem`. `None` if there is none.
+pub fn clip_file(stem: &Path) -> Option<PathBuf> {
+    let paths = [PICTURE_EXTENSION, VIDEO_EXTENSION].map(|extension| with_clip_extension(stem, extension));
+    paths.into_iter().find(|path| path.is_file())
+}
+
+/// Whether a file has the extension of [`clip_extension`]. `Some(true)`: that of a picture.
+pub fn is_clip_of_one_frame(path: &Path) -> Option<bool> {
+    match path.extension()?.to_str()? {
+        PICTURE_EXTENSION => Some(true),
+        VIDEO_EXTENSION => Some(false),
+        _ => None,
+    }
+}
+
+/// `stem` with an extension added. A dot in the name stays.
+fn with_clip_extension(stem: &Path, extension: &str) -> PathBuf {
+    let mut path = stem.as_os_str().to_os_string();
+    path.push(".");
+    path.push(extension);
+    path.into()
+}
+
 /// Encodes a GIF with 256 colours per frame that loops for ever. Frames larger than `max_side` are scaled down.
 pub fn encode_gif(video: &Video, max_side: usize) -> Result<Vec<u8>> {
     let failed = |e: gif::EncodingError| Error::Misuse(format!("the video cannot be written as GIF: {e}"));

@@ -1,6 +1,7 @@
 //! The tokenizer: 256 bytes plus the words of the games. Any text can be encoded, and texts of the games are short.
 
-use serde_json::{Map, Value, json};
+use roll_network::byte_level::{self, BYTES};
+use serde_json::Value;
 
 use crate::World;
 
@@ -58,48 +59,15 @@ fn words(world: World) -> &'static [&'static str] {
 
 /// Returns the number of tokens.
 pub fn vocabulary(world: World) -> usize {
-    256 + SPECIAL.len() + words(world).len()
+    BYTES + SPECIAL.len() + words(world).len()
 }
 
 /// Id of the token that ends a turn.
-pub const END: usize = 256 + SPECIAL.len() - 1;
+pub const END: usize = BYTES + SPECIAL.len() - 1;
 
 /// Returns the contents of `tokenizer.json`.
 pub fn json(world: World) -> Value {
-    let vocab: Map<String, Value> = (0..=255u8).map(|byte| (written(byte).to_string(), json!(byte))).collect();
-    let special = SPECIAL.iter().map(|text| (text, true));
-    let words = words(world).iter().map(|text| (text, false));
-    let added: Vec<Value> = special
-        .chain(words)
-        .enumerate()
-        .map(|(i, (text, special))| {
-            json!({
-                "id": 256 + i, "content": text, "special": special, "single_word": false, "lstrip": false,
-                "rstrip": false, "normalized": false,
-            })
-        })
-        .collect();
-    json!({
-        "version": "1.0",
-        "added_tokens": added,
-        "normalizer": null,
-        "pre_tokenizer": { "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false },
-        "decoder": { "type": "ByteLevel", "add_prefix_space": false, "trim_offsets": true, "use_regex": false },
-        "model": { "type": "BPE", "vocab": vocab, "merges": [] },
-    })
-}
-
-/// Returns the character that byte-level tokenizers write for a byte: the byte itself if it is printable, otherwise a
-/// character from U+0100 on.
-fn written(byte: u8) -> char {
-    let seen = |b: u8| matches!(b, b'!'..=b'~' | 0xa1..=0xac | 0xae..=0xff);
-    match seen(byte) {
-        true => char::from(byte),
-        false => {
-            let before = (0..byte).filter(|b| !seen(*b)).count() as u32;
-            char::from_u32(256 + before).unwrap_or(' ')
-        }
-    }
+    byte_level::tokenizer_json(&SPECIAL, words(world))
 }
 
 #[cfg(test)]

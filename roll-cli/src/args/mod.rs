@@ -29,7 +29,7 @@ use roll_train::run_dir::RunDir;
 pub use runs::{Check, Devices, Init, MachineArgs, PlanArgs, Plot, Report, Run, Watch};
 pub use weights::{
     ConventionName, ConvertLora, ExpertName, ExportExpert, InitExperts, InitTiny, Inspect, LayerNames, MergeLora,
-    MergeShards, SplitShards, TinyModel, WanKind,
+    MergeShards, SplitShards, WanKind,
 };
 
 /// Heading of the options that every command has, below its own.

@@ -1,8 +1,12 @@
 //! Arguments of the commands that make, look at and rewrite weight files.
 
+use std::ffi::OsStr;
 use std::path::PathBuf;
 
-use clap::{Args as ClapArgs, ValueEnum};
+use clap::builder::{PossibleValue, PossibleValuesParser, TypedValueParser};
+use clap::{Arg, Args as ClapArgs, Command, ValueEnum};
+use roll_core::inventory;
+use roll_network::new_checkpoint::TinyCheckpoint;
 
 /// Arguments of `roll init-tiny`.
 #[derive(Debug, ClapArgs)]
@@ -10,8 +14,8 @@ pub struct InitTiny {
     /// Directory to make.
     pub dir: PathBuf,
     /// Kind of model.
-    #[arg(long, value_enum, default_value_t = TinyModel::I2v)]
-    pub kind: TinyModel,
+    #[arg(long, value_parser = TinyKinds, default_value = "i2v")]
+    pub kind: &'static TinyCheckpoint,
     /// Key of the random weights.
     #[arg(long, default_value_t = 0)]
     pub seed: u64,
@@ -109,7 +113,7 @@ pub struct ConvertLora {
     /// Convention of the program that will read the file.
     #[arg(long, value_enum, value_name = "CONVENTION")]
     pub to: ConventionName,
-    /// Layer names of a PEFT file: those of the program that will load it.
+    /// Layer names of a PEFT file, those of the program that will load it; `fused`: of ComfyUI for Z-Image.
     #[arg(long, value_enum, default_value_t = LayerNames::Official)]
     pub names: LayerNames,
     /// Transformer to take from a file that has adapters for both. Its name is written into the file's header.
@@ -118,7 +122,7 @@ pub struct ConvertLora {
     /// Dtype of the written tensors. Default: as they are.
     #[arg(long, value_enum)]
     pub dtype: Option<StoredDType>,
-    /// The target model, needed only for kohya-style names of models other than Wan.
+    /// The target model, needed only for kohya-style names of models other than Wan, and to undo fused names.
     #[arg(long, value_name = "FILE")]
     pub base: Option<PathBuf>,
     /// Replace an existing file.
@@ -210,13 +214,16 @@ pub enum ConventionName {
     Kohya,
 }
 
-/// Layer names of a PEFT file.
+/// Layer names of a written LoRA.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
 pub enum LayerNames {
     /// `blocks.0.self_attn.q`.
     Official,
     /// `blocks.0.attn1.to_q`.
     Diffusers,
+    /// Those of ComfyUI's single files of Z-Image, in which q, k and v are one layer: `layers.0.attention.qkv`. For
+    /// ComfyUI and kohya.
+    Fused,
 }
 
 /// The two transformers of Wan2.2-A14B.
@@ -252,19 +259,34 @@ impl StoredDType {
     }
 }
 
-/// Kinds of small model.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, ValueEnum)]
-pub enum TinyModel {
-    /// Image to video, two experts, 16 latent channels.
-    I2v,
-    /// Text to video, two experts, 16 latent channels.
-    T2v,
-    /// Text and image to video, one expert, 48 latent channels.
-    Ti2v,
-    /// Image to video as in Wan2.1: one expert, 16 latent channels, and a CLIP image encoder.
-    I2v21,
-    /// The built-in language model, which plays FrozenLake, as a directory in Hugging Face's layout.
-    Lm,
+/// The kinds of small model that the models of this program can write.
+#[derive(Clone)]
+struct TinyKinds;
+
+impl TinyKinds {
+    fn all() -> Vec<&'static TinyCheckpoint> {
+        let mut all: Vec<_> = inventory::iter::<TinyCheckpoint>().collect();
+        all.sort_by_key(|tiny| tiny.kind);
+        all
+    }
+
+    fn values() -> impl Iterator<Item = PossibleValue> {
+        Self::all().into_iter().map(|tiny| PossibleValue::new(tiny.kind).help(tiny.about))
+    }
+}
+
+impl TypedValueParser for TinyKinds {
+    type Value = &'static TinyCheckpoint;
+
+    fn parse_ref(&self, command: &Command, arg: Option<&Arg>, value: &OsStr) -> Result<Self::Value, clap::Error> {
+        let kind = PossibleValuesParser::new(Self::values()).parse_ref(command, arg, value)?;
+        let found = Self::all().into_iter().find(|tiny| tiny.kind == kind);
+        found.ok_or_else(|| clap::Error::new(clap::error::ErrorKind::InvalidValue).with_cmd(command))
+    }
+
+    fn possible_values(&self) -> Option<Box<dyn Iterator<Item = PossibleValue> + '_>> {
+        Some(Box::new(Self::values()))
+    }
 }
 
 /// Kinds of Wan model.

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use roll_core::{Error, Result};
 use roll_network::lora::{self, Convention, Expert, Lora, LoraFile, Names, PEFT_CONFIG, WriteOptions, write_lora};
 use roll_network::weights::Checkpoint;
+use roll_z_image::lora as z_image;
 
 use crate::args::{ConventionName, ConvertLora, LayerNames};
 use crate::output::refuse_existing;
@@ -30,7 +31,8 @@ fn convert(mut file: LoraFile, base: Option<&Checkpoint>, has_several_outputs: b
         ConventionName::Kohya => Convention::Kohya,
     };
     let names = match args.names {
-        LayerNames::Official => Names::Official,
+        // A model that fuses layers has the same names in all conventions.
+        LayerNames::Official | LayerNames::Fused => Names::Official,
         LayerNames::Diffusers => Names::Diffusers,
     };
     let from = file.convention;
@@ -46,9 +48,17 @@ fn convert(mut file: LoraFile, base: Option<&Checkpoint>, has_several_outputs: b
         }
     };
     if let Some(base) = base {
-        adapters.iter_mut().for_each(|lora| lora.resolve(base.keys()));
+        for lora in &mut adapters {
+            if !z_image::to_names_of(lora, &file_path, base)? {
+                lora.resolve(base.keys());
+            }
+        }
     }
     adapters.iter().try_for_each(|lora| refuse_unknown(lora, base, &file_path))?;
+    if args.names == LayerNames::Fused {
+        refuse_fused(convention, &adapters, &file_path)?;
+        adapters.iter_mut().try_for_each(z_image::fuse)?;
+    }
     if let Some(dtype) = args.dtype {
         for lora in &mut adapters {
             lora.to_float(dtype.dtype())?;
@@ -88,6 +98,24 @@ fn refuse_unknown(lora: &Lora, base: Option<&Checkpoint>, path: &Path) -> Result
         lora::not_in_base(&unknown, lora.layers.len() + lora.differences.len())
     );
     Err(Error::bad_file(path, problem))
+}
+
+/// Fails if fused names fit neither the convention nor the layers.
+fn refuse_fused(convention: Convention, adapters: &[Lora], path: &Path) -> Result<()> {
+    if !matches!(convention, Convention::ComfyUi | Convention::Kohya) {
+        let problem = format!("fused is of --to comfyui and kohya, found {convention}");
+        return Err(Error::config("--names", problem));
+    }
+    let undotted = adapters.iter().flat_map(|lora| &lora.undotted).next();
+    if let Some(name) = undotted {
+        let problem = format!("`{name}` has no dots, so q, k and v are not known; give the transformer (--base)");
+        return Err(Error::bad_file(path, problem));
+    }
+    let has_projections = |lora: &Lora| lora.layers.keys().any(|name| name.contains(".attention.to_"));
+    match adapters.iter().any(has_projections) {
+        true => Ok(()),
+        false => Err(Error::bad_file(path, "has no layer `attention.to_q` of Z-Image to fuse; leave --names out")),
+    }
 }
 
 /// Fails if the output is the input, whose tensors are read while the output is written.

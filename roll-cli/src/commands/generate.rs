@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use roll_core::{Adapter, ConditionInput, Conditioning, DiffusionModel, Error, Options, Result, Video, VideoUnit};
 use roll_external::files;
-use roll_media::{Picture, Sizing, encode_png, read_image, write_gif, write_mp4, write_pngs};
+use roll_media::{Picture, Sizing, clip_extension, encode_png, read_image, write_gif, write_mp4, write_pngs};
 use roll_train::config::LoadedConfig;
 use roll_video::rows::DataConfig;
 use roll_video::sampling::{Request, SamplingOptions};
@@ -27,36 +27,42 @@ const MAX_PROMPTS_BYTES: u64 = 64 << 20;
 /// Generates and writes the videos.
 pub fn generate(args: Generate) -> Result<()> {
     let prompts = prompts(&args)?;
-    // Without `--frames`, the number of frames is not known before the configuration is read.
-    let outputs = outputs(&args.output, args.prompts.is_some(), prompts.len(), args.frames);
-    check(&args, &outputs)?;
+    let outputs = |frames| outputs(&args.output, args.prompts.is_some(), prompts.len(), frames);
+    // Without `--frames`, the number of frames is not known before the model is read: these may be other files.
+    check(&args, &outputs(args.frames))?;
     let configuration = Configuration::read(&args.config, &[])?;
     let registry = configuration.registry()?;
     let mut loaded = configuration.or_demo()?.load(&registry)?;
     let context = build_context(&loaded);
-    let (frames, size) = frames_and_size(&args, &loaded.section()?);
+    let data: DataConfig = loaded.section()?;
+    let size = size(&args, &data);
     let read = |path: &Option<PathBuf>| path.as_ref().map(|path| read_image(path, Sizing::Exact(size))).transpose();
     let (image, end_image) = (read(&args.image)?, read(&args.end_image)?);
     if end_image.is_some() {
         enable_end_image(&mut loaded);
     }
-    if let Some(output) = outputs.first() {
-        writer(output, frames)?;
-    }
-    tracing::info!("{frames} frames of {}x{}", size[1], size[0]);
     let mut model = open_model(&loaded, &registry, &context, &args.adapter)?;
     let diffusion = model
         .as_diffusion()
         .ok_or_else(|| Error::config("model.name", format!("`{}` makes no videos", loaded.config.model.name)))?;
-    check_frames_and_size(diffusion.video_unit(), frames, size)?;
+    let unit = diffusion.video_unit();
+    let frames = args.frames.unwrap_or_else(|| unit.frames_within(data.num_frames));
+    check_frames_and_size(unit, frames, size)?;
     check_memory(frames, size)?;
+    let outputs = outputs(Some(frames));
+    if let Some(output) = outputs.first() {
+        writer(output, frames)?;
+    }
+    outputs.iter().try_for_each(|path| refuse_existing(path, args.force))?;
+    tracing::info!("{frames} frames of {}x{}", size[1], size[0]);
     let options = sampling_options(&loaded.config.algo.options, &args.sampling)?;
     let sampling = options.sampling(diffusion.schedule())?;
     let fps = args.fps.or(diffusion.frame_rate()).unwrap_or(DEFAULT_FPS);
     let adapter = if args.adapter.is_empty() { Adapter::Off } else { Adapter::On };
-    for (prompt, output) in prompts.into_iter().zip(&outputs) {
+    for (prompt, output) in prompts.iter().zip(&outputs) {
         let progress = Spinner::new("encoding");
-        let input = ConditionInput { prompt, image: image.clone(), end_image: end_image.clone(), frames, size };
+        let input =
+            ConditionInput { prompt: prompt.clone(), image: image.clone(), end_image: end_image.clone(), frames, size };
         let conditioning = encode(diffusion, &input)?;
         let request = Request {
             conditioning: &conditioning,
@@ -87,13 +93,13 @@ fn prompts(args: &Generate) -> Result<Vec<String>> {
 }
 
 /// The files of `count` videos. If they `are_numbered`, `out.mp4` becomes `out-001.mp4`, `out-002.mp4`, ..., and `out/`
-/// becomes `out/001.mp4`, `out/002.mp4`, ..., or `.png` if `frames` is known to be one.
+/// becomes `out/001.mp4`, `out/002.mp4`, ..., or `.png` if `frames` is one.
 fn outputs(output: &Path, are_numbered: bool, count: usize, frames: Option<usize>) -> Vec<PathBuf> {
     if !are_numbered {
         return vec![output.into()];
     }
     if output.to_string_lossy().ends_with(std::path::is_separator) {
-        let extension = if frames == Some(1) { "png" } else { "mp4" };
+        let extension = clip_extension(frames.unwrap_or_default());
         return (1..=count).map(|n| output.join(format!("{n:03}.{extension}"))).collect();
     }
     let stem = output.file_stem().unwrap_or_default().to_string_lossy();
@@ -125,12 +131,11 @@ fn check(args: &Generate, outputs: &[PathBuf]) -> Result<()> {
     std::fs::remove_file(&trial).map_err(Error::file("remove", &trial))
 }
 
-/// The number of frames, and height and width: those of the arguments, or else those of the section `data`, with which
-/// the model was trained.
-fn frames_and_size(args: &Generate, data: &DataConfig) -> (usize, [usize; 2]) {
+/// Height and width: those of the arguments, or else those of the section `data`, with which the model was trained.
+fn size(args: &Generate, data: &DataConfig) -> [usize; 2] {
     let height = args.height.or(data.height).unwrap_or(DEFAULT_SIZE[0]);
     let width = args.width.or(data.width).unwrap_or(DEFAULT_SIZE[1]);
-    (args.frames.unwrap_or(data.num_frames), [height, width])
+    [height, width]
 }
 
 /// Fails on a length or a size that the model does not take, and names the nearest one that it takes.

@@ -8,6 +8,7 @@ use roll_core::{Error, Result, ResultExt};
 use roll_external::files;
 use roll_network::headers::check_tensors;
 use roll_network::hub::Hub;
+use roll_network::new_checkpoint::TinyCheckpoint;
 use roll_network::tokenizer::Tokenizer;
 use roll_network::weights::{Checkpoint, parse_safetensors};
 
@@ -167,6 +168,18 @@ const WEIGHTS: &[u8] = include_bytes!("../assets/demo_agent/model.safetensors");
 
 fn built_in_files() -> [(&'static str, &'static [u8]); 3] {
     [("config.json", CONFIG), ("tokenizer.json", TOKENIZER), ("chat_template.jinja", TEMPLATE.as_bytes())]
+}
+
+roll_core::inventory::submit! {
+    TinyCheckpoint {
+        kind: "lm",
+        about: "The built-in language model, which plays FrozenLake, as a directory in Hugging Face's layout",
+        write: |directory, _| {
+            write_built_in(directory)?;
+            let line = format!("model.model_path      {}", directory.display());
+            Ok(vec![line, "It plays FrozenLake and knows nothing else.".into()])
+        },
+    }
 }
 
 /// Writes the built-in model to `directory`, which is created.

@@ -32,11 +32,13 @@
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
+pub mod byte_level;
 pub mod comma_list;
 pub mod headers;
 pub mod hub;
 pub mod lora;
 pub mod names;
+pub mod new_checkpoint;
 pub mod options;
 pub mod pass;
 pub mod patch;

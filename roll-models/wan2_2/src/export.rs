@@ -4,12 +4,12 @@ use std::path::{Path, PathBuf};
 
 use roll_core::{DType, Error, Result, StateDict};
 use roll_external::files;
+use roll_network::new_checkpoint::{make_directory, save};
 use roll_network::weights::{Checkpoint, expand_glob};
 
 use super::adapter_io::EXPERT_FILE;
 use super::components::heads;
 use super::dit::DitConfig;
-use super::init::{make_directory, save};
 
 /// Writes the transformer in `trained` to `out/diffusion_pytorch_model.safetensors`, stored as `dtype`, and returns the
 /// file's path. `trained` is the checkpoint directory of a run with `lora_rank: 0`, or a weight file.

@@ -1,10 +1,9 @@
 //! Writes untrained transformers of any size, initialised like the official model, to train them from scratch.
 
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use roll_core::{Error, Noise, Purpose, Result, StateDict, Tensor};
-use roll_network::weights::save_safetensors;
+use roll_network::new_checkpoint::{make_directory, save, write};
 use serde::{Deserialize, Serialize};
 use serde_json::json;
 
@@ -174,39 +173,6 @@ fn config_json(config: &DitConfig, kind: WanKind, text_len: usize) -> String {
         "text_len": text_len,
     });
     format!("{value:#}\n")
-}
-
-/// Creates a directory and its parents.
-pub(super) fn make_directory(path: &Path) -> Result<()> {
-    // A trailing `.` cannot be created; `components` leaves it out.
-    let path: PathBuf = path.components().collect();
-    std::fs::create_dir_all(&path).map_err(Error::file("create the directory", &path))
-}
-
-/// Fails if `directory` is not empty, so that no file of the user is overwritten.
-pub fn require_empty(directory: &Path) -> Result<()> {
-    let first_entry = match std::fs::read_dir(directory) {
-        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
-        listing => listing.map_err(Error::file("list", directory))?.next(),
-    };
-    let Some(entry) = first_entry else { return Ok(()) };
-    let entry = entry.map_err(Error::file("list", directory))?;
-    let problem = format!(
-        "expected a new or empty directory, found `{}` in it; --force replaces files of the same names",
-        entry.file_name().to_string_lossy()
-    );
-    Err(Error::bad_file(directory, problem))
-}
-
-/// Writes weights to a safetensors file.
-pub(super) fn save(path: &Path, state: &StateDict) -> Result<()> {
-    let metadata = BTreeMap::from([("format".to_string(), "pt".to_string())]);
-    Ok(save_safetensors(path, state, &metadata)?)
-}
-
-/// Writes a text file.
-pub(super) fn write(path: &Path, text: &str) -> Result<()> {
-    std::fs::write(path, text).map_err(Error::file("write", path))
 }
 
 #[cfg(test)]

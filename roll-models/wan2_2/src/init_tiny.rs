@@ -3,11 +3,14 @@
 
 use std::path::{Path, PathBuf};
 
-use roll_core::{DType, Noise, Purpose, Result, StateDict, Tensor};
+use roll_core::{DType, Noise, Result, StateDict, Tensor};
+use roll_network::new_checkpoint::{
+    RANDOM_WEIGHTS, SMALL_DEVIATION, TinyCheckpoint, drawn_state, make_directory, preserving_deviation, save, write,
+};
 
 use super::clip::ClipConfig;
 use super::dit::DitConfig;
-use super::init::{make_directory, save, write, write_experts, write_paths};
+use super::init::{write_experts, write_paths};
 use super::tokenizer::{PROMPT_TOKENS, tiny_tokenizer_json, tiny_vocabulary};
 use super::umt5::Umt5Config;
 use super::vae::{VaeConfig, VaeVersion};
@@ -45,12 +48,43 @@ pub fn init_tiny(directory: impl AsRef<Path>, kind: WanKind, seed: u64) -> Resul
     Ok(TinyFiles { model_paths: write_paths(directory, &listed)?, tokenizer })
 }
 
+/// Submits the small checkpoint of a kind to the inventory.
+macro_rules! submit {
+    ($kind:expr, $name:literal, $about:literal) => {
+        roll_core::inventory::submit! {
+            TinyCheckpoint {
+                kind: $name,
+                about: $about,
+                write: |directory, seed| Ok(init_tiny(directory, $kind, seed)?.lines()),
+            }
+        }
+    };
+}
+
+submit!(WanKind::I2v, "i2v", "Image to video, two experts, 16 latent channels");
+submit!(WanKind::T2v, "t2v", "Text to video, two experts, 16 latent channels");
+submit!(WanKind::Ti2v, "ti2v", "Text and image to video, one expert, 48 latent channels");
+submit!(
+    WanKind::I2v21,
+    "i2v21",
+    "Image to video as in Wan2.1: one expert, 16 latent channels, and a CLIP image encoder"
+);
+
+impl TinyFiles {
+    /// The lines that `roll init-tiny` prints.
+    fn lines(&self) -> Vec<String> {
+        vec![
+            format!("model.model_paths     {}", self.model_paths.display()),
+            format!("model.tokenizer_path  {}", self.tokenizer.display()),
+            RANDOM_WEIGHTS.into(),
+        ]
+    }
+}
+
 // File names of the official repositories.
 const T5: &str = "models_t5_umt5-xxl-enc-bf16.safetensors";
 const CLIP: &str = "models_clip_open-clip-xlm-roberta-large-vit-huge-14-onlyvisual.safetensors";
 
-/// Standard deviation of biases and, around 1, of the gains of norms.
-const SMALL_DEVIATION: f32 = 0.02;
 /// Standard deviation of the CLIP encoder's class token and positions. Patch embeddings have a deviation of about 1.
 const CLIP_POSITION_DEVIATION: f32 = 0.3;
 /// Factor of the weights of the VAE's last layer, with which few pixels are clamped.
@@ -110,23 +144,6 @@ fn vae_state(kind: WanKind, seed: u64) -> Result<StateDict> {
     Ok(state)
 }
 
-/// Draws tensors with normal values. `rule` returns mean and deviation for a key and shape. The values of a tensor
-/// depend on `network` and the position of the tensor in `shapes`.
-fn drawn_state(
-    noise: &Noise,
-    network: u64,
-    shapes: &[(String, Vec<usize>)],
-    rule: impl Fn(&str, &[usize]) -> (f32, f32),
-) -> Result<StateDict> {
-    let tensor = |(i, (key, shape)): (usize, &(String, Vec<usize>))| {
-        let (mean, deviation) = rule(key, shape);
-        let drawn = noise.normal(Purpose::Synthetic, network, i as u64, shape)?;
-        let values = drawn.f32s()?.iter().map(|v| mean + deviation * v).collect();
-        Ok((key.clone(), Tensor::new::<f32>(values, shape.clone())?))
-    };
-    shapes.iter().enumerate().map(tensor).collect()
-}
-
 // Numbers of networks for `drawn_state`. The transformers have 0 and 1, by the expert.
 const T5_NETWORK: u64 = 2;
 const CLIP_NETWORK: u64 = 3;
@@ -166,15 +183,10 @@ fn umt5_state(noise: &Noise, config: &Umt5Config) -> Result<StateDict> {
     state.into_iter().map(|(key, tensor)| Ok((key, tensor.to_float(DType::Bf16)?))).collect()
 }
 
-/// The deviation of weights with which a linear layer preserves the variance of its input: 1 / sqrt(fan-in).
-fn preserving_deviation(shape: &[usize]) -> f32 {
-    1.0 / (shape[1..].iter().product::<usize>().max(1) as f32).sqrt()
-}
-
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
-    use roll_core::{Adapter, Conditioning, Grad, Timestep};
+    use roll_core::{Adapter, Conditioning, Grad, Purpose, Timestep};
 
     use super::super::clip::Clip;
     use super::super::components::{Component, heads};

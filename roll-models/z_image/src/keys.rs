@@ -1,8 +1,6 @@
 //! Keys of the transformer's weights in ComfyUI's single files, and in the published checkpoints, whose names are those
 //! of diffusers.
 
-use std::collections::BTreeMap;
-
 use roll_core::{Error, Result, StateDict, Tensor};
 
 /// The projections that a single file stacks along the rows of `attention.qkv`, in this order.
@@ -78,6 +76,32 @@ pub fn single_file_module(module: &str) -> String {
     module.to_string()
 }
 
+/// A weight of the checkpoint in a file's tensor: the whole tensor, or one third of its rows.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Part {
+    /// Name of the weight in the checkpoint.
+    pub name: String,
+    /// Number of the third; `None` is the whole tensor.
+    pub third: Option<usize>,
+}
+
+/// Returns the weights of the checkpoint that the tensor `key` of a file contains. `key` is of the checkpoint or of a
+/// single file, with or without a prefix. A tensor that the network does not read contains none.
+pub fn parts(key: &str) -> Vec<Part> {
+    let bare = PREFIXES.iter().find_map(|prefix| key.strip_prefix(prefix)).unwrap_or(key);
+    if bare == STRAY {
+        return Vec::new();
+    }
+    let Some((module, parameter)) = bare.rsplit_once('.').filter(|(_, end)| ["weight", "bias"].contains(end)) else {
+        return vec![Part { name: bare.to_string(), third: None }];
+    };
+    let part = |module: String, third| Part { name: format!("{module}.{parameter}"), third };
+    match checkpoint_module(module) {
+        Module::One(module) => vec![part(module, None)],
+        Module::Fused(modules) => modules.into_iter().enumerate().map(|(i, module)| part(module, Some(i))).collect(),
+    }
+}
+
 /// Renames the weights of a single file, with or without a prefix, to those of the checkpoint, and divides fused
 /// projections. Weights under the names of the checkpoint are returned unchanged.
 ///
@@ -85,35 +109,25 @@ pub fn single_file_module(module: &str) -> String {
 /// Fails if the rows of a fused projection are not a multiple of three, and if a weight stands in the file under two
 /// names.
 pub fn to_checkpoint(state: StateDict) -> Result<StateDict> {
-    let mut renamed = BTreeMap::new();
-    let mut add = |name: String, tensor: Tensor, key: &str| match renamed.insert(name, tensor) {
-        None => Ok(()),
-        Some(_) => Err(Error::Misuse(format!("the weight `{key}` stands in the file under two names"))),
-    };
+    let mut renamed = StateDict::new();
     for (key, tensor) in state {
-        let bare = PREFIXES.iter().find_map(|prefix| key.strip_prefix(prefix)).unwrap_or(&key);
-        if bare == STRAY {
-            continue;
-        }
-        let Some((module, parameter)) = bare.rsplit_once('.').filter(|(_, end)| ["weight", "bias"].contains(end))
-        else {
-            add(bare.to_string(), tensor, &key)?;
-            continue;
-        };
-        match checkpoint_module(module) {
-            Module::One(module) => add(format!("{module}.{parameter}"), tensor, &key)?,
-            Module::Fused(modules) => {
-                for (i, module) in modules.iter().enumerate() {
-                    add(format!("{module}.{parameter}"), rows_of_part(&tensor, i, &key)?, &key)?;
-                }
+        for Part { name, third } in parts(&key) {
+            let tensor = third.map_or_else(|| Ok(tensor.clone()), |i| rows_of_part(&tensor, i, &key))?;
+            if renamed.insert(name, tensor).is_some() {
+                return Err(under_two_names(&key));
             }
         }
     }
-    Ok(renamed.into_iter().collect())
+    Ok(renamed)
+}
+
+/// The error for a weight that a file has twice.
+pub(crate) fn under_two_names(key: &str) -> Error {
+    Error::Misuse(format!("the weight `{key}` stands in the file under two names"))
 }
 
 /// The `i`-th third of the rows of a fused weight, in its dtype.
-fn rows_of_part(fused: &Tensor, i: usize, key: &str) -> Result<Tensor> {
+pub(crate) fn rows_of_part(fused: &Tensor, i: usize, key: &str) -> Result<Tensor> {
     let [rows, rest @ ..] = fused.shape() else {
         return Err(Error::shape(format!("the weight `{key}`"), "[3 * dim, ...]", fused.shape()));
     };

@@ -7,6 +7,7 @@
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 pub mod dit;
+pub mod init_tiny;
 pub mod keys;
 pub mod lora;
 pub mod text;

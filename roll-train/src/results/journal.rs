@@ -10,7 +10,7 @@ use crate::config::LoadedConfig;
 use crate::metrics::MetricsWriter;
 use crate::run_dir::RunDir;
 use roll_core::{Headline, Result, StepReport, Video};
-use roll_media::{encode_gif, write_mp4};
+use roll_media::{encode_gif, write_clip};
 
 use super::labels::SetLabels;
 use super::record::{self, Record};
@@ -110,7 +110,7 @@ impl Journal {
         self.trajectories.write(&report.records)?;
         warn_of_skipped(step, report);
         for (i, (name, video)) in report.videos.iter().enumerate() {
-            write_mp4(samples::folder(dir, &step_name(step))?.join(format!("{name}.mp4")), video)?;
+            write_clip(&samples::folder(dir, &step_name(step))?.join(name), video)?;
             // The tag has no clip's name, so that all steps share it: TensorBoard has a slider over the steps of a tag.
             write_image(metrics, step, &format!("samples/{i}"), video)?;
         }

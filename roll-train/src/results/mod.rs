@@ -8,10 +8,10 @@
 //! | `progress.json` | `progress_file`, through `journal` | with the first step and each evaluation |
 //! | `metrics.jsonl`, `events.out.tfevents.*` | [`crate::metrics`], through `journal` | with each step |
 //! | `trajectories.jsonl` | [`trajectories`], through `journal` | with each step of an agent, and each validation |
-//! | `samples/step-000025/sample-*.mp4` | `journal` | with each step that has sample videos |
-//! | `samples/{reference,before,step-000025,after}/*.mp4` | the task, in the folders of `samples` | with each evaluation |
+//! | `samples/step-000025/sample-*.mp4` (`.png` for one frame) | `journal` | with each step that has sample videos |
+//! | `samples/{reference,before,step-000025,after}/*.mp4` (`.png`) | the task, in the folders of `samples` | with each evaluation |
 //! | `curves.svg` | [`curves`], drawn by [`plot`] | at the end |
-//! | `comparison.mp4`, `comparison.png` | the task | at the end of a run with evaluations |
+//! | `comparison.mp4` (more than one frame), `comparison.png` | the task | at the end of a run with evaluations |
 //! | `report.html` | [`report`] | at the end, and by `roll report` |
 //!
 //! Headlines are the metrics to show first. `figures` computes the changes of [`scores`] between the evaluations in a

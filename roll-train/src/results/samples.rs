@@ -1,4 +1,4 @@
-//! Evaluated clips and sample videos as files: `samples/MOMENT/NAME.mp4`. A moment is `reference`, `before`,
+//! Evaluated clips and sample videos as files: `samples/MOMENT/NAME.mp4`, or `.png` for one frame. A moment is `reference`, `before`,
 //! `step-000025` or `after`.
 
 use std::path::PathBuf;

@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use roll_core::{Result, Sample, Tensor, Video};
 use roll_external::files::write_atomically;
-use roll_media::{Picture, encode_png, write_mp4};
+use roll_media::{Picture, encode_png, write_clip};
 use roll_train::results::record::Record;
 use roll_train::results::scores::{SetName, judged_set};
 use roll_train::results::{self, SetLabels};
@@ -43,17 +43,19 @@ pub(super) fn write_results(
     Ok(written)
 }
 
-/// Writes the comparison of one set as `comparison.mp4` and its last frame as `comparison.png`. Returns the path of the
-/// video; `None` if there are no clips to compare.
+/// Writes the comparison of one set: its last frame as `comparison.png` and, if there are several, all as
+/// `comparison.mp4`. Returns the path of the video or else of the picture; `None` if there are no clips to compare.
 fn write(dir: &RunDir, shown: SetName, evaluator: &Evaluator, labels: &SetLabels) -> Result<Option<PathBuf>> {
     let samples = evaluator.samples(shown);
     let saved = |moment: &str| samples::read_saved(dir, moment, shown, samples.len(), labels);
     let Some(grid) = grid(samples, &saved("before")?, &saved("after")?)? else { return Ok(None) };
-    let path = dir.path().join("comparison.mp4");
-    write_mp4(&path, &grid)?;
-    let last = Picture::from_frame(&grid, grid.dims()[0] - 1);
-    write_atomically(&dir.path().join("comparison.png"), &encode_png(&last)?)?;
-    Ok(Some(path))
+    let frames = grid.dims()[0];
+    let stem = dir.path().join("comparison");
+    if frames > 1 {
+        let last = Picture::from_frame(&grid, frames - 1);
+        write_atomically(&stem.with_extension("png"), &encode_png(&last)?)?;
+    }
+    write_clip(&stem, &grid).map(Some)
 }
 
 /// A video with one column per clip and three rows: reference, before and after. The row of references is left out if

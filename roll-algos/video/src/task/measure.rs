@@ -1,7 +1,7 @@
 //! Measurements between steps: evaluated clips, and videos of sample prompts.
 
 use roll_core::{Error, Progress, Result};
-use roll_media::write_mp4;
+use roll_media::write_clip;
 use roll_train::checkpoint::step_name;
 use roll_train::progress::{StoppableBar, counted};
 use roll_train::results::SetLabels;
@@ -68,7 +68,9 @@ impl ClipTask {
             }
             let video = prompts.video(i, context.model, context.noise, &bar)?;
             let Some(dir) = dir else { return Ok(()) };
-            moments.iter().try_for_each(|moment| write_mp4(samples::prompt_path(dir, moment, i)?, &video))?;
+            for moment in &moments {
+                write_clip(&samples::prompt_stem(dir, moment, i)?, &video)?;
+            }
             videos.push(video);
             Ok(())
         });
@@ -108,7 +110,7 @@ fn save_references(dir: &RunDir, evaluator: &Evaluator, labels: &SetLabels) -> R
     for name in [SetName::Train, SetName::Unseen] {
         for (i, sample) in evaluator.samples(name).iter().enumerate() {
             if let Some(clip) = sample.video.clip() {
-                write_mp4(samples::clip_path(dir, "reference", name, i, labels)?, clip)?;
+                write_clip(&samples::clip_stem(dir, "reference", name, i, labels)?, clip)?;
             }
         }
     }

@@ -1,10 +1,10 @@
-//! Evaluated clips as MP4 files: `samples/MOMENT/SET-000.mp4`.
+//! Evaluated clips as files: `samples/MOMENT/SET-000.mp4`, or `.png` if a clip has one frame.
 
 use std::path::PathBuf;
 
 use roll_core::{Error, Result, Video};
 use roll_external::files::write_atomically_with;
-use roll_media::{ReadOptions, read_video};
+use roll_media::{ReadOptions, clip_file, read_video};
 use roll_train::results::scores::SetName;
 use roll_train::results::{PROMPT, SetLabels, folder};
 use roll_train::run_dir::RunDir;
@@ -21,14 +21,14 @@ pub(super) fn copy_samples(dir: &RunDir, from: &str, to: &str) -> Result<()> {
     Ok(())
 }
 
-/// The file of a clip; creates its folder.
-pub(super) fn clip_path(dir: &RunDir, moment: &str, set: SetName, i: usize, labels: &SetLabels) -> Result<PathBuf> {
-    Ok(folder(dir, moment)?.join(format!("{}-{i:03}.mp4", labels.of(set))))
+/// The file of a clip, without extension; creates its folder.
+pub(super) fn clip_stem(dir: &RunDir, moment: &str, set: SetName, i: usize, labels: &SetLabels) -> Result<PathBuf> {
+    Ok(folder(dir, moment)?.join(format!("{}-{i:03}", labels.of(set))))
 }
 
-/// The file of a sample prompt's video; creates its folder.
-pub(super) fn prompt_path(dir: &RunDir, moment: &str, i: usize) -> Result<PathBuf> {
-    Ok(folder(dir, moment)?.join(format!("{PROMPT}{i:03}.mp4")))
+/// The file of a sample prompt's video, without extension; creates its folder.
+pub(super) fn prompt_stem(dir: &RunDir, moment: &str, i: usize) -> Result<PathBuf> {
+    Ok(folder(dir, moment)?.join(format!("{PROMPT}{i:03}")))
 }
 
 /// Reads the videos of one set that were saved at a moment; a process before this one may have generated them. A clip
@@ -51,6 +51,6 @@ pub(super) fn read_clip(
     i: usize,
     labels: &SetLabels,
 ) -> Result<Option<Video>> {
-    let path = clip_path(dir, moment, set, i, labels)?;
-    path.is_file().then(|| read_video(&path, &ReadOptions::default())).transpose()
+    let file = clip_file(&clip_stem(dir, moment, set, i, labels)?);
+    file.map(|path| read_video(path, &ReadOptions::default())).transpose()
 }

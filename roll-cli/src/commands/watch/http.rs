@@ -68,7 +68,8 @@ pub enum Body {
     /// A page, and the nonce of its scripts and style sheets.
     Page(Arc<str>, String),
     /// A video, which is read as it is sent.
-    Video(File),
+    /// With its media type.
+    Video(File, &'static str),
 }
 
 #[derive(Debug)]
@@ -84,7 +85,7 @@ impl Response {
     }
 
     /// The status line and the headers for an answer with the bytes `sent` of a body of `length` bytes. The policy of a
-    /// page lets it run its own scripts, show videos of this server and in its own text, and send requests to this
+    /// page lets it run its own scripts, show videos and pictures of this server and in its own text, and send requests to this
     /// server.
     fn head(&self, status: u16, sent: &Range<u64>, length: u64) -> String {
         let (kind, policy) = match &self.body {
@@ -92,11 +93,11 @@ impl Response {
                 "text/html; charset=utf-8",
                 format!(
                     "script-src 'nonce-{nonce}'; style-src 'nonce-{nonce}'; style-src-attr 'unsafe-inline'; \
-                     media-src 'self' data:; connect-src 'self'; "
+                     img-src 'self' data:; media-src 'self' data:; connect-src 'self'; "
                 ),
             ),
             Body::Text(_) => ("text/plain; charset=utf-8", String::new()),
-            Body::Video(_) => ("video/mp4", String::new()),
+            Body::Video(_, kind) => (*kind, String::new()),
         };
         let range = match status {
             206 => format!("Content-Range: bytes {}-{}/{length}\r\n", sent.start, sent.end - 1),
@@ -110,7 +111,7 @@ impl Response {
              Content-Security-Policy: default-src 'none'; {policy}base-uri 'none'; form-action 'none'; \
              frame-ancestors 'none'\r\n\r\n",
             sent.end - sent.start,
-            if matches!(self.body, Body::Video(_)) { "bytes" } else { "none" },
+            if matches!(self.body, Body::Video(..)) { "bytes" } else { "none" },
         )
     }
 }
@@ -326,10 +327,10 @@ fn send(mut stream: TcpStream, response: Response, request: Option<&Request>, de
     stream.set_write_timeout(Some(PART_TIME))?;
     let length = match &response.body {
         Body::Text(text) | Body::Page(text, _) => text.len() as u64,
-        Body::Video(file) => file.metadata()?.len(),
+        Body::Video(file, _) => file.metadata()?.len(),
     };
     let (status, sent) = match &response.body {
-        Body::Video(_) => byte_range(request.and_then(|request| request.range.as_deref()), length),
+        Body::Video(..) => byte_range(request.and_then(|request| request.range.as_deref()), length),
         _ => (response.status, 0..length),
     };
     stream.write_all(response.head(status, &sent, length).as_bytes())?;
@@ -340,7 +341,7 @@ fn send(mut stream: TcpStream, response: Response, request: Option<&Request>, de
         };
         match response.body {
             Body::Text(text) | Body::Page(text, _) => text.as_bytes().chunks(PART_BYTES).try_for_each(&mut write)?,
-            Body::Video(mut file) => {
+            Body::Video(mut file, _) => {
                 file.seek(SeekFrom::Start(sent.start))?;
                 let (mut bytes, mut buffer) = (file.take(sent.end - sent.start), vec![0; PART_BYTES]);
                 loop {
@@ -429,7 +430,7 @@ mod tests {
         std::fs::write(video.path(), "0123456789").unwrap();
         let answer = move |request: &Request| {
             let body = match request.path.as_str() {
-                "/video" => Body::Video(File::open(video.path()).unwrap()),
+                "/video" => Body::Video(File::open(video.path()).unwrap(), "video/mp4"),
                 _ => Body::Page("page".into(), "a1".into()),
             };
             Response { status: 200, body }

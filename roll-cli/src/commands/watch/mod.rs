@@ -232,8 +232,12 @@ impl Watched {
             Some(_) => None,
             None => live::video(&run, request.value("at")?),
         };
-        match self.run(request).and_then(path_in).and_then(|path| files::open(&path).ok()) {
-            Some(file) => Response { status: 200, body: Body::Video(file) },
+        match self
+            .run(request)
+            .and_then(path_in)
+            .and_then(|path| Some((files::open(&path).ok()?, live::media_type(&path))))
+        {
+            Some((file, kind)) => Response { status: 200, body: Body::Video(file, kind) },
             None => Response::text(404, "no such video"),
         }
     }

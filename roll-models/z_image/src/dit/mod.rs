@@ -25,7 +25,7 @@ pub use roll_network::trainable::Trainable;
 use roll_network::trained::Trained;
 
 pub use block::Probe;
-pub use config::DitConfig;
+pub use config::{DitConfig, PATCH, PATCH_EMBEDDING};
 
 use batch::Batch;
 use block::{Block, FinalLayer, Join, Pass, PatchEmbedding};

@@ -9,7 +9,7 @@ const get = async path => {
 const key = node => {
   const kind = node.video?.nodeName ?? node.nodeName;
   if (/^(H2|TR)$/.test(kind)) return [kind, node.id, (node.firstElementChild ?? node).textContent].join();
-  const part = kind === 'FIGURE' ? node.querySelector('video, .failed') ?? node : node;
+  const part = kind === 'FIGURE' ? node.querySelector('video, img, .failed') ?? node : node;
   const of = (part.video ?? part).getAttribute?.('src') ?? node.getAttribute?.('aria-label');
   return [kind, node.id, kind === 'FIGURE' || kind === 'VIDEO' ? of : ''].join();
 };

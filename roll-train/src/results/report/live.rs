@@ -94,6 +94,11 @@ pub fn video(run: &Path, at: &str) -> Option<PathBuf> {
     videos::linked(run, at)
 }
 
+/// The media type of a file of [`video`]: a clip of one frame is a picture.
+pub fn media_type(path: &Path) -> &'static str {
+    videos::media_type(path)
+}
+
 /// The last logged step of a run, and the number of steps in its configuration; `None` if the run cannot be read or has
 /// no such number.
 pub fn steps(run: &Path) -> Option<(u64, u64)> {

@@ -12,6 +12,7 @@ use base64::engine::general_purpose::{STANDARD, URL_SAFE_NO_PAD};
 use minijinja::{Value, context};
 use roll_core::{Error, Result};
 use roll_external::files;
+use roll_media::is_clip_of_one_frame;
 
 use super::run_files::RunFiles;
 use crate::checkpoint::parse_step_name;
@@ -103,7 +104,7 @@ fn prompt(runs: &[RunFiles], name: &str) -> Option<String> {
 pub fn training_samples(run: &RunFiles, source: &mut Videos<'_>) -> Result<Vec<Value>> {
     let mut steps = Vec::new();
     for (step, path) in step_folders(&run.path)? {
-        steps.push((step, mp4_files(&path, VideoKind::TrainingSample)?));
+        steps.push((step, clip_files(&path, VideoKind::TrainingSample)?));
     }
     steps.retain(|(_, videos)| !videos.is_empty());
     let mut samples = Vec::new();
@@ -124,7 +125,7 @@ fn run_columns(run: &RunFiles) -> Result<Vec<Column>> {
     for (step, path) in step_folders(&run.path)? {
         let results = run.record.evaluations.iter().find(|evaluation| evaluation.step == step);
         let results = results.map(|evaluation| evaluation.results.clone()).unwrap_or_default();
-        let videos = mp4_files(&path, VideoKind::Evaluated)?;
+        let videos = clip_files(&path, VideoKind::Evaluated)?;
         evaluations.push(Column { heading: format!("step {step}"), videos, results });
     }
     evaluations.retain(|column| !column.videos.is_empty());
@@ -270,7 +271,7 @@ fn moment_column(run: &RunFiles, moment: &str) -> Result<Column> {
         _ => None,
     };
     let results = evaluation.map(|evaluation| evaluation.results.clone()).unwrap_or_default();
-    let videos = mp4_files(&run.path.join("samples").join(moment), VideoKind::Evaluated)?;
+    let videos = clip_files(&run.path.join("samples").join(moment), VideoKind::Evaluated)?;
     Ok(Column { heading: moment.into(), videos, results })
 }
 
@@ -281,13 +282,13 @@ enum VideoKind {
     Evaluated,
 }
 
-/// The MP4 files of one kind in a folder, by their names without extension.
-fn mp4_files(folder: &Path, kind: VideoKind) -> Result<BTreeMap<String, PathBuf>> {
+/// The files of clips of one kind in a folder, by their names without extension.
+fn clip_files(folder: &Path, kind: VideoKind) -> Result<BTreeMap<String, PathBuf>> {
     let mut found = BTreeMap::new();
     for path in entries(folder)? {
         let name = path.file_stem().unwrap_or_default().to_string_lossy().into_owned();
         files::refuse_links(folder, &path)?;
-        let is_video = path.extension().is_some_and(|e| e == "mp4") && !name.starts_with('.');
+        let is_video = is_clip_of_one_frame(&path).is_some() && !name.starts_with('.');
         let is_sample = name.starts_with(TRAINING_PREFIX);
         if is_video && is_sample == (kind == VideoKind::TrainingSample) {
             found.insert(name, path);
@@ -305,7 +306,7 @@ fn entries(folder: &Path) -> Result<Vec<PathBuf>> {
     }
 }
 
-/// A video for the page's template: its path, and its `src` in HTML. A video that does not fit into the page has no
+/// A video for the page's template: its path, its `src` in HTML, and whether it is a picture. A video that does not fit into the page has no
 /// `src`.
 fn video(path: &Path, source: &mut Videos<'_>) -> Result<Value> {
     let metadata = files::open(path).and_then(|file| file.metadata()).map_err(Error::file("read", path))?;
@@ -316,7 +317,7 @@ fn video(path: &Path, source: &mut Videos<'_>) -> Result<Value> {
             let bytes = files::read(path, MAX_PAGE_BYTES).map_err(Error::file("read", path))?;
             // Marked as safe, because escaping would replace each `/` of Base64 by five characters. No other character
             // of Base64 needs escaping.
-            Some(Value::from_safe_string(format!("data:video/mp4;base64,{}", STANDARD.encode(bytes))))
+            Some(Value::from_safe_string(format!("data:{};base64,{}", media_type(path), STANDARD.encode(bytes))))
         }
         Videos::Linked { runs, token } => {
             // The position of the run that has the video, and the path within that run.
@@ -331,7 +332,13 @@ fn video(path: &Path, source: &mut Videos<'_>) -> Result<Value> {
             })
         }
     };
-    Ok(context! { path => path.display().to_string(), src })
+    let is_picture = is_clip_of_one_frame(path) == Some(true);
+    Ok(context! { path => path.display().to_string(), src, is_picture })
+}
+
+/// The media type of a clip's file.
+pub fn media_type(path: &Path) -> &'static str {
+    if is_clip_of_one_frame(path) == Some(true) { "image/png" } else { "video/mp4" }
 }
 
 /// The file of a video by the value `at` of its address, which is the encoded path within the run directory. `None` if
@@ -340,7 +347,7 @@ pub fn linked(run: &Path, at: &str) -> Option<PathBuf> {
     let path_in_run = PathBuf::from(String::from_utf8(URL_SAFE_NO_PAD.decode(at).ok()?).ok()?);
     // Without `..` and without a root.
     let stays_inside = path_in_run.components().all(|part| matches!(part, Component::Normal(_)));
-    let is_video = path_in_run.starts_with("samples") && path_in_run.extension().is_some_and(|e| e == "mp4");
+    let is_video = path_in_run.starts_with("samples") && is_clip_of_one_frame(&path_in_run).is_some();
     let path = run.join(&path_in_run);
     (stays_inside && is_video && files::refuse_links(run, &path).is_ok()).then_some(path)
 }

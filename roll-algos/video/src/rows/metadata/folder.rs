@@ -15,29 +15,37 @@ const VIDEOS: [&str; 21] = [
     "mp4", "m4v", "mov", "mkv", "webm", "avi", "gif", "mpg", "mpeg", "ts", "m2ts", "flv", "wmv", "ogv", "3gp", "mxf",
     "vob", "mts", "asf", "f4v", "dv",
 ];
-/// File extensions of pictures that are clips if they are animated.
-const PICTURES: [&str; 5] = ["webp", "png", "apng", "avif", "heif"];
+/// File extensions of pictures. An animated one is a clip; a still one is a clip of one frame in a directory without
+/// other clips, next to which it may be a preview.
+const PICTURES: [&str; 7] = ["webp", "png", "apng", "avif", "heif", "jpg", "jpeg"];
 
 /// Metadata tables that an error points to if the directory has one.
 const TABLES: [&str; 4] = ["metadata.csv", "metadata.tsv", "metadata.jsonl", "metadata.json"];
 
-/// The videos in `directory`, sorted by name, without the files that macOS writes beside them (`._a.mp4`). A directory
+/// The videos in `directory`, or its pictures if it has no videos, sorted by name, without the files that macOS writes beside them (`._a.mp4`). A directory
 /// without a video is an error.
 pub(super) fn videos(directory: &Path) -> Result<Vec<PathBuf>> {
-    let mut videos: Vec<PathBuf> = Vec::new();
+    let (mut videos, mut pictures) = (Vec::new(), Vec::new());
     for entry in std::fs::read_dir(directory).map_err(Error::file("list", directory))? {
         let path = entry.map_err(Error::file("list", directory))?.path();
         let extension = path.extension().map(|e| e.to_string_lossy().to_lowercase()).unwrap_or_default();
         let extension = extension.as_str();
-        let is_video = VIDEOS.contains(&extension) || (PICTURES.contains(&extension) && is_animated(&path));
-        if is_video && path.is_file() && !is_resource_fork(&path) {
-            videos.push(path);
+        let is_picture = PICTURES.contains(&extension);
+        if !(is_picture || VIDEOS.contains(&extension)) || !path.is_file() || is_resource_fork(&path) {
+            continue;
         }
+        match is_picture && !is_animated(&path) {
+            true => pictures.push(path),
+            false => videos.push(path),
+        }
+    }
+    if videos.is_empty() {
+        videos = pictures;
     }
     videos.sort();
     if videos.is_empty() {
-        let problem = "a directory without videos; expected a directory of videos, each with its prompt in a .txt of the \
-                       same name, a table (CSV, TSV, JSON lines or a JSON list with `video` and `prompt`), or a .txt \
+        let problem = "a directory without videos or pictures; expected a directory of them, each with its prompt in a .txt \
+                       of the same name, a table (CSV, TSV, JSON lines or a JSON list with `video` and `prompt`), or a .txt \
                        of prompts";
         return Err(Error::bad_file(directory, format!("{problem}{}", table_hint(directory))));
     }

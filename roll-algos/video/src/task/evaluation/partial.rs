@@ -1,11 +1,11 @@
 //! Partial results of an evaluation: `evaluations/step-000050/unseen-003.json` holds the numbers of a clip,
-//! `samples/.../unseen-003.mp4` its video.
+//! `samples/.../unseen-003.mp4` (or `.png`) its video.
 
 use std::path::PathBuf;
 
 use roll_core::{Evaluated, Result, Sample, SampleVideo};
 use roll_external::Fingerprint;
-use roll_media::write_mp4;
+use roll_media::{clip_file, write_clip};
 use roll_train::results::SetLabels;
 use roll_train::results::scores::{Clip, SetName};
 use roll_train::run_dir::RunDir;
@@ -39,8 +39,8 @@ impl<'a> PartialClips<'a> {
     /// Reads the numbers of a clip; `None` if these or any of its videos are missing.
     pub fn read_clip(&self, set: SetName, i: usize, sample: &Sample) -> Option<Clip> {
         let ClipResult { clip, has_video } = self.results.read(&clip_name(set, i), &self.clip_key(sample))?;
-        let is_complete =
-            !has_video || self.moments.iter().all(|m| self.video_path(m, set, i).is_ok_and(|path| path.is_file()));
+        let is_complete = !has_video
+            || self.moments.iter().all(|m| self.video_stem(m, set, i).is_ok_and(|stem| clip_file(&stem).is_some()));
         is_complete.then_some(clip)
     }
 
@@ -48,7 +48,7 @@ impl<'a> PartialClips<'a> {
     pub fn write_clip(&self, set: SetName, i: usize, sample: &Sample, evaluated: &Evaluated) -> Result<()> {
         for moment in &self.moments {
             if let Some(video) = &evaluated.video {
-                write_mp4(self.video_path(moment, set, i)?, video)?;
+                write_clip(&self.video_stem(moment, set, i)?, video)?;
             }
         }
         let result = ClipResult { clip: Clip::of(evaluated), has_video: evaluated.video.is_some() };
@@ -75,8 +75,8 @@ impl<'a> PartialClips<'a> {
     }
 
     /// The file of a clip's video.
-    fn video_path(&self, moment: &str, set: SetName, i: usize) -> Result<PathBuf> {
-        samples::clip_path(self.dir, moment, set, i, self.labels)
+    fn video_stem(&self, moment: &str, set: SetName, i: usize) -> Result<PathBuf> {
+        samples::clip_stem(self.dir, moment, set, i, self.labels)
     }
 }
 

@@ -1,16 +1,24 @@
 //! LoRA files of other programs for Z-Image.
 //!
-//! `roll_network::lora` reads the conventions. Layers have the names of the checkpoint in every convention but that of
-//! ComfyUI's single files, in which q, k and v are one layer: [`split_fused`] divides its adapter.
+//! `roll_network::lora` reads and writes the conventions. Layers have the names of the checkpoint in every convention
+//! but that of ComfyUI's single files, in which q, k and v are one layer: [`split_fused`] divides its adapter,
+//! [`fuse`] makes it.
+
+mod fused;
 
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use roll_core::{Error, Result, Tensor};
+use roll_core::{Error, Result};
 use roll_network::lora::{AdapterWeights, InitialAdapter, Layer, Lora, LoraRequest, OpenedAdapter};
+use roll_network::weights::Checkpoint;
 
 use crate::dit::DitConfig;
 use crate::keys::{self, Module, PROJECTIONS};
+
+pub use fused::fuse;
+
+use fused::divided;
 
 /// Adds up one or several adapter files, of any convention, for a transformer of these sizes.
 ///
@@ -34,6 +42,20 @@ pub fn initial_adapter(
 pub fn linear_layers(config: &DitConfig) -> Vec<String> {
     let matrices = config.weights().into_iter().filter(|(_, shape)| shape.len() == 2);
     matrices.filter_map(|(name, _)| Some(name.strip_suffix(".weight")?.to_string())).collect()
+}
+
+/// Renames the layers of a LoRA to those of the checkpoint if `base` is a transformer of Z-Image by diffusers' names.
+/// Returns whether it is. `path` is for error messages.
+///
+/// # Errors
+/// Fails as [`split_fused`] does, and if the weights of `base` are damaged.
+pub fn to_names_of(lora: &mut Lora, path: &Path, base: &Checkpoint) -> Result<bool> {
+    if !base.contains(&format!("{}.weight", crate::dit::PATCH_EMBEDDING)) {
+        return Ok(false);
+    }
+    let axes = None;
+    split_fused(lora, path, &DitConfig::from_shapes(&base.shapes(), axes)?)?;
+    Ok(true)
 }
 
 /// Renames the layers of ComfyUI's single files (`attention.qkv`, `attention.out`, `final_layer`) to those of the
@@ -87,39 +109,4 @@ pub fn split_fused(lora: &mut Lora, path: &Path, config: &DitConfig) -> Result<(
         }
     }
     Ok(())
-}
-
-/// Divides the adapter of a fused layer. `None` if its shapes do not allow that.
-fn divided(layer: &Layer) -> Option<Result<[Layer; 3]>> {
-    const PARTS: usize = PROJECTIONS.len();
-    let (&[rank, width], &[rows, up_rank]) = (layer.down.shape(), layer.up.shape()) else { return None };
-    if rank != up_rank || rows % PARTS != 0 || layer.bias.is_some() {
-        return None;
-    }
-    let (up, down) = (layer.up.to_f32_vec(), layer.down.to_f32_vec());
-    let rows = rows / PARTS;
-    let part_rank = rank / PARTS;
-    let is_outside = |row: usize, column: usize| row / rows != column / part_rank;
-    let is_block_diagonal = rank % PARTS == 0
-        && part_rank > 0
-        && up.iter().enumerate().all(|(i, value)| *value == 0.0 || !is_outside(i / rank, i % rank));
-    let part = |i: usize| -> Result<Layer> {
-        let own_rows = &up[i * rows * rank..(i + 1) * rows * rank];
-        if !is_block_diagonal {
-            let up = Tensor::new(own_rows.to_vec(), [rows, rank])?;
-            return Ok(Layer { down: layer.down.clone(), up, alpha: layer.alpha, bias: None });
-        }
-        let columns = i * part_rank..(i + 1) * part_rank;
-        let block: Vec<f32> = own_rows.chunks_exact(rank).flat_map(|row| &row[columns.clone()]).copied().collect();
-        let own_down = down[columns.start * width..columns.end * width].to_vec();
-        Ok(Layer {
-            down: Tensor::new(own_down, [part_rank, width])?,
-            up: Tensor::new(block, [rows, part_rank])?,
-            // Without alpha, both scales are 1.
-            alpha: layer.alpha.map(|alpha| alpha / PARTS as f64),
-            bias: None,
-        })
-    };
-    let parts = || Ok([part(0)?, part(1)?, part(2)?]);
-    Some(parts())
 }
