@@ -1,4 +1,4 @@
-//! Parity of scores and gradients with the published code, on the tiny networks of `tests/data`, in f32 on the CPU.
+//! Parity of scores and gradients with the published code, on tiny networks, in f32 on the CPU; `tests/parity` has every backend.
 
 use std::collections::BTreeMap;
 
