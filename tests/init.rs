@@ -168,7 +168,7 @@ fn every_reward_with_every_algorithm_is_a_file_that_the_check_accepts() {
     let faces = in_root("demo/assets/clips/unseen/metadata.csv");
     // The network and the text of a reward that sees.
     let seeing = |folder: &str, weights: &str| {
-        let file = |name: &str| in_root(&format!("roll-rewards/scorers/tests/data/{folder}/{name}"));
+        let file = |name: &str| in_root(&format!("tests/fixtures/{folder}/{name}"));
         let (weights, config, tokenizer) = (file(weights), file("hf_config.json"), file("tokenizer.json"));
         let paths = format!("model_path: {weights}, config_path: {config}, tokenizer_path: {tokenizer}");
         vec![format!("reward.model={{name: qwen_vl, {paths}}}"), format!("reward.prompt_file={}", file("template.txt"))]

@@ -55,12 +55,16 @@ mod logits;
 mod merge_lora;
 #[path = "parity/optimizer.rs"]
 mod optimizer;
+#[path = "parity/qwen_vl.rs"]
+mod qwen_vl;
 #[path = "parity/reward_fl_step.rs"]
 mod reward_fl_step;
 #[path = "parity/scheduler.rs"]
 mod scheduler;
 #[path = "parity/shared_prefix.rs"]
 mod shared_prefix;
+#[path = "parity/slope.rs"]
+mod slope;
 #[path = "parity/srpo_step.rs"]
 mod srpo_step;
 #[path = "parity/umt5.rs"]
@@ -69,6 +73,8 @@ mod umt5;
 mod vae21;
 #[path = "parity/vae22.rs"]
 mod vae22;
+#[path = "parity/vision_rewards.rs"]
+mod vision_rewards;
 #[path = "parity/zimage_dit.rs"]
 mod zimage_dit;
 #[path = "parity/zimage_text.rs"]
@@ -121,6 +127,7 @@ const KINDS: &[(&str, On, Run)] = &[
     ("gemma2_tiny", On::DevicesAndDTypes, causal_lm::run),
     ("gemma3_tiny", On::DevicesAndDTypes, causal_lm::run),
     ("gguf_smollm2", On::Devices, gguf::run),
+    ("hpsv3", On::DevicesAndDTypes, vision_rewards::hpsv3),
     ("i2v_condition", On::Devices, i2v_condition::run),
     ("leap_step", On::Devices, leap_step::run),
     ("llama_tiny", On::DevicesAndDTypes, causal_lm::run),
@@ -128,7 +135,9 @@ const KINDS: &[(&str, On, Run)] = &[
     ("mistral_tiny", On::DevicesAndDTypes, causal_lm::run),
     ("optimizer", On::Host, optimizer::run),
     ("phi3_tiny", On::DevicesAndDTypes, causal_lm::run),
+    ("qwen25vl", On::DevicesAndDTypes, qwen_vl::run),
     ("qwen2_tiny", On::DevicesAndDTypes, causal_lm::run),
+    ("qwen2vl", On::DevicesAndDTypes, qwen_vl::run),
     ("qwen3_tiny", On::DevicesAndDTypes, causal_lm::run),
     ("reward_fl_step", On::DevicesAndDTypes, reward_fl_step::run),
     ("scheduler", On::Host, scheduler::run),
@@ -137,6 +146,7 @@ const KINDS: &[(&str, On, Run)] = &[
     ("umt5", On::Devices, umt5::run),
     ("vae21", On::DevicesAndDTypes, vae21::run),
     ("vae22", On::DevicesAndDTypes, vae22::run),
+    ("videoalign", On::DevicesAndDTypes, vision_rewards::video_align),
     ("zimage_dit", On::DevicesAndDTypes, zimage_dit::run),
     ("zimage_text", On::DevicesAndDTypes, zimage_text::run),
     ("zimage_vae", On::DevicesAndDTypes, zimage_vae::run),

@@ -9,6 +9,8 @@
 //! Safeguards: a request including its answer ends within `timeout`, at most 1 MiB of an answer is read, and redirects
 //! are not followed, so pictures and token are sent to `url` only.
 
+#[cfg(test)]
+mod agreement;
 mod answer;
 mod answering;
 mod caption;

@@ -11,17 +11,17 @@ use roll_core::Tensor;
 use super::*;
 
 /// An answer: status, further headers, body.
-type Reply = (u16, &'static str, Vec<u8>);
+pub(super) type Reply = (u16, &'static str, Vec<u8>);
 
 /// A service that runs until the test ends.
-struct FakeService {
+pub(super) struct FakeService {
     address: SocketAddr,
     requests: Arc<Mutex<Vec<(String, Json)>>>,
 }
 
 impl FakeService {
     /// `answer` receives the number of earlier requests and the request.
-    fn start(answer: impl FnMut(usize, &Json) -> Reply + Send + 'static) -> Self {
+    pub(super) fn start(answer: impl FnMut(usize, &Json) -> Reply + Send + 'static) -> Self {
         Self::listen(TcpListener::bind("127.0.0.1:0").unwrap(), answer)
     }
 
@@ -52,17 +52,17 @@ impl FakeService {
         Self { address, requests }
     }
 
-    fn url(&self) -> String {
+    pub(super) fn url(&self) -> String {
         format!("http://{}/v1", self.address)
     }
 
-    fn count(&self) -> usize {
+    pub(super) fn count(&self) -> usize {
         self.requests.lock().unwrap().len()
     }
 }
 
 /// An answer with this text, and these log-probabilities of its only token.
-fn reply(text: &str, top: &[(&str, f64)]) -> Reply {
+pub(super) fn reply(text: &str, top: &[(&str, f64)]) -> Reply {
     let top: Vec<Json> = top.iter().map(|(token, p)| json!({ "token": token, "logprob": p.ln() })).collect();
     let content = json!([{ "token": text, "logprob": -0.1, "top_logprobs": top }]);
     let logprobs = if top.is_empty() { Json::Null } else { json!({ "content": content }) };

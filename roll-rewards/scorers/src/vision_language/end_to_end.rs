@@ -1,4 +1,4 @@
-//! Parity of scores and gradients with the published code, on the tiny networks of `tests/data`, in f32 on the CPU.
+//! Parity of scores and gradients with the published code, on tiny networks, in f32 on the CPU; `tests/parity` has every backend.
 
 use std::collections::BTreeMap;
 
@@ -175,16 +175,22 @@ fn hpsv3_scores_and_differentiates_as_the_original() {
     check_output(&fixture, "mu_logsigma.float.right", &outputs);
 }
 
-#[test]
-fn gradients_of_a_judge_inside_match_finite_differences() {
-    let fixture = Fixture::open("hpsv3_tiny");
-    // The tiny vocabulary has no words: two tokens that no question needs become yes and no.
+/// The network of a fixture for a judge, and the directory of its tokenizer. The tiny vocabulary has no words: two tokens
+/// that no question needs become yes and no.
+pub(crate) fn judging(fixture: &Fixture) -> (Component, tempfile::TempDir) {
     let tokenizer = fixture.text("tokenizer.json").replace("<|vision_pad|>", "yes").replace("<|Reward|>", "no");
     let directory = tempfile::tempdir().unwrap();
     let path = directory.path().join("tokenizer.json");
     std::fs::write(&path, tokenizer).unwrap();
-    let mut local = component(&fixture, &fixture.path("model.safetensors"));
-    local.options.insert("tokenizer_path".into(), path.to_str().unwrap().into());
+    let mut network = component(fixture, &fixture.path("model.safetensors"));
+    network.options.insert("tokenizer_path".into(), path.to_str().unwrap().into());
+    (network, directory)
+}
+
+#[test]
+fn gradients_of_a_judge_inside_match_finite_differences() {
+    let fixture = Fixture::open("hpsv3_tiny");
+    let (local, _directory) = judging(&fixture);
     for score in [AnswerScore::Probability, AnswerScore::LogProbability] {
         let config = JudgeConfig {
             local: Some(local.clone()),

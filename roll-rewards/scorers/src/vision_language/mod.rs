@@ -10,12 +10,12 @@
 mod chat;
 mod checkpoint;
 #[cfg(test)]
-mod end_to_end;
+pub(crate) mod end_to_end;
 pub mod hpsv3;
 #[cfg(test)]
 pub(crate) mod mock;
 #[cfg(test)]
-mod parity;
+pub(crate) mod parity;
 mod pixels;
 mod prompt_file;
 mod sampling;

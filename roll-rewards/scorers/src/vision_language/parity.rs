@@ -1,4 +1,4 @@
-//! Parity of the preparation of frames with the published code: `tests/data/videoalign_tiny` and `hpsv3_tiny`, made by
+//! Parity of the preparation of frames with the published code: `videoalign_tiny` and `hpsv3_tiny`, made by
 //! the original classes on tiny networks. Every size and option comes from the files.
 
 use std::path::{Path, PathBuf};
@@ -21,7 +21,7 @@ pub struct Fixture {
 
 impl Fixture {
     pub fn open(name: &str) -> Self {
-        let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/data").join(name);
+        let directory = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../tests/fixtures").join(name);
         let whole: Json =
             serde_json::from_str(&std::fs::read_to_string(directory.join("config.json")).unwrap()).unwrap();
         let tolerance = whole["suggested_tolerance_rel_to_max"].as_f64().unwrap();
