@@ -253,6 +253,10 @@ fn supervised_training_lowers_the_loss_and_its_weights_answer() {
     // The checkpoint is the directory of a model.
     let checkpoint = "run/checkpoints/step-000012";
     assert_eq!(done(dir.path(), &["ask", "P_", "--model-path", checkpoint]).trim(), "at goal");
+    // So is its export, in shards.
+    let written = done(dir.path(), &["export", "run", "exported", "--dtype", "bf16", "--max-size", "100KB"]);
+    assert!(written.contains("exported/model-00001-of-0") && written.contains("tokenizer.json"), "{written}");
+    assert_eq!(done(dir.path(), &["ask", "P_", "--model-path", "exported"]).trim(), "at goal");
 }
 
 #[test]

@@ -119,6 +119,10 @@ pub const PLOT: &str = r"Example:
 pub const INIT_EXPERTS: &str = r"Example:
   roll init-experts small --dim 256 --heads 8 --layers 12";
 
+pub const EXPORT: &str = r"Example:
+  roll export runs/x qwen-trained
+  vllm serve qwen-trained";
+
 pub const EXPORT_EXPERT: &str = r"Example:
   roll export-expert runs/x/checkpoints/step-000100 \
     --base wan/low_noise_model --out wan-trained/low_noise_model";

@@ -28,8 +28,8 @@ pub use rewards::{Rewards, RewardsAction, TryReward};
 use roll_train::run_dir::RunDir;
 pub use runs::{Check, Devices, Init, MachineArgs, PlanArgs, Plot, Report, Run, Watch};
 pub use weights::{
-    ConventionName, ConvertLora, ExpertName, ExportExpert, InitExperts, InitTiny, Inspect, LayerNames, MergeLora,
-    MergeShards, SplitShards, WanKind,
+    ConventionName, ConvertLora, ExpertName, Export, ExportExpert, InitExperts, InitTiny, Inspect, LayerNames,
+    MergeLora, MergeShards, SplitShards, WanKind,
 };
 
 /// Heading of the options that every command has, below its own.
@@ -159,6 +159,9 @@ pub enum Command {
     /// Write untrained Wan transformers of a chosen size, to train from scratch with `flow_matching`.
     #[command(after_help = examples::INIT_EXPERTS)]
     InitExperts(InitExperts),
+    /// Write a fully trained language model for transformers, vLLM and others: shards with an index, tokenizer beside.
+    #[command(after_help = examples::EXPORT)]
+    Export(Export),
     /// Turn the checkpoint of a full training into a weight file that can be used as the base.
     #[command(after_help = examples::EXPORT_EXPERT)]
     ExportExpert(ExportExpert),

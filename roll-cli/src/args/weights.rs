@@ -58,6 +58,22 @@ pub struct InitExperts {
     pub force: bool,
 }
 
+/// Arguments of `roll export`.
+#[derive(Debug, ClapArgs)]
+pub struct Export {
+    /// Run with `model.lora_rank=0` (its newest checkpoint), a checkpoint, or the weight file in it.
+    #[arg(value_name = "RUN|CHECKPOINT")]
+    pub trained: PathBuf,
+    /// Directory to make.
+    pub out: PathBuf,
+    /// Dtype of the written weights. Default: that of the model from which the training started, by its config.json.
+    #[arg(long, value_enum)]
+    pub dtype: Option<StoredDType>,
+    /// Upper limit on the size of a shard: 5GB, 500MB.
+    #[arg(long, default_value = "5GB", value_name = "SIZE", value_parser = bytes)]
+    pub max_size: u64,
+}
+
 /// Arguments of `roll export-expert`.
 #[derive(Debug, ClapArgs)]
 pub struct ExportExpert {

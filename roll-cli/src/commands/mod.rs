@@ -14,6 +14,7 @@ mod convert_lora;
 mod data;
 mod devices;
 mod eval;
+mod export;
 mod export_expert;
 mod face_crop;
 mod generate;
@@ -64,6 +65,7 @@ pub fn dispatch(command: Command) -> Result<Ended> {
         Command::Watch(args) => watch::watch(args),
         Command::Plot(args) => plot::plot(args),
         Command::InitExperts(args) => init_experts::init_experts(args),
+        Command::Export(args) => export::export(args),
         Command::ExportExpert(args) => export_expert::export_expert(args),
         Command::MergeLora(args) => merge_lora::merge_lora(args),
         Command::ConvertLora(args) => convert_lora::convert_lora(args),

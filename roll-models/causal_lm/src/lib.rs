@@ -16,6 +16,7 @@ mod cache;
 pub mod chat;
 mod check;
 mod config;
+mod export;
 mod generate;
 mod gguf;
 #[cfg(test)]
@@ -44,6 +45,7 @@ pub use roll_network::tokenizer::Tokenizer;
 pub use block::{rotate_halves, split_rows};
 pub use chat::ChatTemplate;
 pub use config::LmConfig;
+pub use export::Export;
 pub use loading::{CausalLmOptions, open};
 pub use model::{CausalLm, Origin};
 pub use network::Network;

@@ -144,10 +144,12 @@ impl Model for CausalLm {
         if self.is_lora() {
             let base = self.origin.base.as_deref();
             state = adapter::to_file(state, parameters.specs(), self.network.lora_scale(), base)?;
-        } else if !self.origin.files.is_empty() {
+        } else {
             let files = self.origin.files.iter();
             let files_beside = files.map(|(name, text)| (format!("{}{name}", header::BESIDE), text.clone()));
-            header::put(&mut state, files_beside.collect())?;
+            // transformers refuses a file whose header names no framework.
+            let framework = [("format".to_string(), "pt".to_string())];
+            header::put(&mut state, files_beside.chain(framework).collect())?;
         }
         Ok(BTreeMap::from([(self.adapter_file().to_string(), state)]))
     }

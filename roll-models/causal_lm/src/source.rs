@@ -120,7 +120,7 @@ pub fn open_weights(directory: &Path) -> Result<Checkpoint> {
 }
 
 /// Text files of a model's directory that other programs need next to the weights.
-const BESIDE: [&str; 7] = [
+pub(super) const BESIDE: [&str; 7] = [
     "config.json",
     "generation_config.json",
     "tokenizer.json",

@@ -50,7 +50,9 @@ pub use layer_names::Names;
 pub use merge::{LoraOfFile, MergeOptions, MergeResult, merge_lora, merged_on_read, names_of};
 pub use peft::CONFIG_FILE as PEFT_CONFIG;
 pub use read::LoraFile;
-pub use sources::{AdapterSource, AdapterSources, AdapterWeights, OpenedAdapter, newest_checkpoint};
+pub use sources::{
+    AdapterSource, AdapterSources, AdapterWeights, OpenedAdapter, files as adapter_files, newest_checkpoint,
+};
 pub use write::{EncodedLora, WriteOptions, write_lora};
 
 /// A program's scheme for the tensor names of a LoRA.
