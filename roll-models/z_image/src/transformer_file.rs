@@ -66,11 +66,6 @@ impl TransformerFile {
         Ok(self.file.clone().rename(name)?)
     }
 
-    /// Replaces the file by one under the names of the checkpoint, such as one into which a LoRA is merged.
-    pub fn replaced(file: Checkpoint) -> Result<Self> {
-        Self::new(file)
-    }
-
     /// Shapes of the weights by name.
     pub fn shapes(&self) -> BTreeMap<String, Vec<usize>> {
         let shape = |(name, (key, third)): (&String, &(String, Option<usize>))| {
@@ -163,10 +158,6 @@ fn third_of_codes(rows: &ScaledRows, i: usize) -> Result<ScaledRows> {
     let [count, columns] = rows.shape();
     let part = count / PROJECTIONS.len();
     let codes = rows.codes()[i * part * columns..(i + 1) * part * columns].to_vec();
-    // One scale for the matrix, or one per row.
-    let scales = match rows.scales() {
-        [one] => vec![*one],
-        scales => scales[i * part..(i + 1) * part].to_vec(),
-    };
+    let scales = rows.scales()[i * part..(i + 1) * part].to_vec();
     ScaledRows::new(rows.kind(), codes, scales, [part, columns])
 }
