@@ -88,7 +88,8 @@ impl ComponentFiles {
 fn locate(name: &Path, context: &BuildContext, hub: &Hub) -> Result<PathBuf> {
     let path = context.resolve(name);
     let text = name.to_string_lossy();
-    let is_published = text.split('/').filter(|part| !part.is_empty()).count() == 2 && !text.starts_with(['.', '/', '~']);
+    let is_published =
+        text.split('/').filter(|part| !part.is_empty()).count() == 2 && !text.starts_with(['.', '/', '~']);
     match (path.is_dir(), is_published) {
         (true, _) => Ok(path),
         (false, true) if !path.exists() => hub

@@ -43,7 +43,8 @@ impl TransformerFile {
             file.refuse_packed(key)?;
             for Part { name, third } in keys::parts(key) {
                 if weights.insert(name, (key.to_string(), third)).is_some() {
-                    return Err(keys::under_two_names(key)).while_doing(|| format!("reading {}", file.path().display()));
+                    return Err(keys::under_two_names(key))
+                        .while_doing(|| format!("reading {}", file.path().display()));
                 }
             }
         }
@@ -84,7 +85,8 @@ impl TransformerFile {
     pub fn config(&self) -> Result<DitConfig> {
         let axes = self.file.config_json().and_then(|mut config| config.remove("axes_dims"));
         let axes = axes.map(serde_json::from_value).transpose();
-        let axes = axes.map_err(|e| Error::bad_file(self.file.path(), format!("`axes_dims` of its config.json: {e}")))?;
+        let axes =
+            axes.map_err(|e| Error::bad_file(self.file.path(), format!("`axes_dims` of its config.json: {e}")))?;
         DitConfig::from_shapes(&self.shapes(), axes).while_doing(|| format!("reading {}", self.file.path().display()))
     }
 
