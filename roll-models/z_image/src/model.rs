@@ -266,3 +266,7 @@ impl DiffusionModel for ZImage {
         Ok(self.vae.encode(frames, Grad::Skip)?.0)
     }
 }
+
+#[cfg(test)]
+#[path = "model_tests.rs"]
+mod tests;
