@@ -13,9 +13,6 @@ pub(super) const EXPERT_FILE: &str = "diffusion_pytorch_model";
 /// Prefix of tensor names that ComfyUI and diffusers expect in LoRA files of Wan.
 const PREFIX: &str = "diffusion_model.";
 
-/// Greatest relative difference at which two scales count as equal: `alpha` is f32 in a file.
-const SCALE_TOLERANCE: f64 = 1e-6;
-
 /// Number of trained experts.
 fn trained_count(experts: &[Expert]) -> usize {
     experts.iter().filter(|e| e.dit.parameters().is_some()).count()
@@ -117,26 +114,5 @@ fn to_file(parameters: StateDict, scale: f64) -> StateDict {
 /// file's scale is not `scale`, or if the file contains more than low-rank layers.
 fn from_file(name: &str, file: &StateDict, expert: lora::Expert, scale: f64) -> Result<StateDict> {
     let lora = LoraFile::from_state(name, file)?.one(Some(expert))?;
-    if let Some(layer) = lora.differences.keys().next() {
-        return Err(Error::Unsupported(format!(
-            "the LoRA file changes whole parameters beside its low-rank layers (`{layer}.diff`): they cannot be trained \
-             on; put it into the base with `roll merge-lora`"
-        )));
-    }
-    let mut parameters = StateDict::new();
-    for (layer_name, layer) in lora.layers {
-        let found = layer.scale();
-        if (found - scale).abs() > SCALE_TOLERANCE * scale.abs() {
-            return Err(Error::Unsupported(format!(
-                "the layer `{layer_name}` of the LoRA file has alpha / rank = {found}, this configuration has {scale}: \
-                 set `lora_alpha` to match"
-            )));
-        }
-        if let Some(bias) = layer.bias {
-            parameters.insert(format!("{layer_name}.lora_B.bias"), bias);
-        }
-        parameters.insert(format!("{layer_name}.lora_A.weight"), layer.down);
-        parameters.insert(format!("{layer_name}.lora_B.weight"), layer.up);
-    }
-    Ok(parameters)
+    lora::trained_parameters(lora, scale)
 }

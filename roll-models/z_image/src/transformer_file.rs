@@ -43,7 +43,8 @@ impl TransformerFile {
             file.refuse_packed(key)?;
             for Part { name, third } in keys::parts(key) {
                 if weights.insert(name, (key.to_string(), third)).is_some() {
-                    return Err(keys::under_two_names(key)).while_doing(|| format!("reading {}", file.path().display()));
+                    return Err(keys::under_two_names(key))
+                        .while_doing(|| format!("reading {}", file.path().display()));
                 }
             }
         }
@@ -66,11 +67,6 @@ impl TransformerFile {
         Ok(self.file.clone().rename(name)?)
     }
 
-    /// Replaces the file by one under the names of the checkpoint, such as one into which a LoRA is merged.
-    pub fn replaced(file: Checkpoint) -> Result<Self> {
-        Self::new(file)
-    }
-
     /// Shapes of the weights by name.
     pub fn shapes(&self) -> BTreeMap<String, Vec<usize>> {
         let shape = |(name, (key, third)): (&String, &(String, Option<usize>))| {
@@ -89,7 +85,8 @@ impl TransformerFile {
     pub fn config(&self) -> Result<DitConfig> {
         let axes = self.file.config_json().and_then(|mut config| config.remove("axes_dims"));
         let axes = axes.map(serde_json::from_value).transpose();
-        let axes = axes.map_err(|e| Error::bad_file(self.file.path(), format!("`axes_dims` of its config.json: {e}")))?;
+        let axes =
+            axes.map_err(|e| Error::bad_file(self.file.path(), format!("`axes_dims` of its config.json: {e}")))?;
         DitConfig::from_shapes(&self.shapes(), axes).while_doing(|| format!("reading {}", self.file.path().display()))
     }
 
@@ -163,10 +160,6 @@ fn third_of_codes(rows: &ScaledRows, i: usize) -> Result<ScaledRows> {
     let [count, columns] = rows.shape();
     let part = count / PROJECTIONS.len();
     let codes = rows.codes()[i * part * columns..(i + 1) * part * columns].to_vec();
-    // One scale for the matrix, or one per row.
-    let scales = match rows.scales() {
-        [one] => vec![*one],
-        scales => scales[i * part..(i + 1) * part].to_vec(),
-    };
+    let scales = rows.scales()[i * part..(i + 1) * part].to_vec();
     ScaledRows::new(rows.kind(), codes, scales, [part, columns])
 }

@@ -1,6 +1,8 @@
 //! The network that an adapter is trained on, as the header of the adapter's file describes it ([`BaseNetwork`]).
 
-use roll_core::{DType, Result};
+use std::path::Path;
+
+use roll_core::{DType, Result, Tensor};
 use roll_external::Fingerprint;
 
 use super::{OpenedAdapter, about};
@@ -23,9 +25,14 @@ impl BaseNetwork {
     /// Describes the weight file of a network. `kind` is its name for people, `key` a weight of its last layer, and
     /// `loras` are the names of the LoRAs that are merged into it. Fails if the file does not have the weight.
     pub fn of(file: &Checkpoint, kind: &str, key: &str, loras: Option<String>) -> Result<Self> {
+        Self::of_tensor(file.path(), kind, key, file.tensor(key)?, loras)
+    }
+
+    /// Like [`BaseNetwork::of`], with the path of the file and the value of the weight.
+    pub fn of_tensor(path: &Path, kind: &str, key: &str, value: Tensor, loras: Option<String>) -> Result<Self> {
         // Rounded to bf16, because the official files are f32 and many copies of them bf16.
-        let last_layer = file.tensor(key)?.to_float(DType::Bf16)?;
-        let last_parts: Vec<_> = file.path().components().rev().take(2).collect();
+        let last_layer = value.to_float(DType::Bf16)?;
+        let last_parts: Vec<_> = path.components().rev().take(2).collect();
         let short_path: Vec<_> = last_parts.iter().rev().map(|part| part.as_os_str().to_string_lossy()).collect();
         let mut fingerprint = Fingerprint::new("base of an adapter").tensor(key, &last_layer).finish();
         fingerprint.truncate(FINGERPRINT_DIGITS);

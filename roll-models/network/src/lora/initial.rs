@@ -14,6 +14,9 @@ use super::sources::{AdapterWeights, OpenedAdapter};
 use super::write::scaled_to_f32;
 use super::{Layer, Lora, is_same_alpha};
 
+/// Greatest relative difference at which two scales count as equal: `alpha` is f32 in a file.
+const SCALE_TOLERANCE: f64 = 1e-6;
+
 /// The configuration's keys about adapters. `None` leaves the value to the file.
 #[derive(Clone, Debug, Default)]
 pub struct LoraRequest {
@@ -251,6 +254,36 @@ fn check_request(
         return differs("lora_target_modules", format!("`{}`", targets.join(",")), example);
     }
     Ok(())
+}
+
+/// Converts an adapter to the trained parameters `LAYER.lora_A.weight` and `LAYER.lora_B.weight` of a network whose
+/// adapters have this `scale`.
+///
+/// # Errors
+/// Fails if the scale of a layer is not `scale`, and if the adapter contains more than low-rank layers.
+pub fn trained_parameters(lora: Lora, scale: f64) -> Result<StateDict> {
+    if let Some(layer) = lora.differences.keys().next() {
+        return Err(Error::Unsupported(format!(
+            "the LoRA file changes whole parameters beside its low-rank layers (`{layer}.diff`): they cannot be trained \
+             on; put it into the base with `roll merge-lora`"
+        )));
+    }
+    let mut parameters = StateDict::new();
+    for (layer_name, layer) in lora.layers {
+        let found = layer.scale();
+        if (found - scale).abs() > SCALE_TOLERANCE * scale.abs() {
+            return Err(Error::Unsupported(format!(
+                "the layer `{layer_name}` of the LoRA file has alpha / rank = {found}, this configuration has {scale}: \
+                 set `lora_alpha` to match"
+            )));
+        }
+        if let Some(bias) = layer.bias {
+            parameters.insert(format!("{layer_name}.lora_B.bias"), bias);
+        }
+        parameters.insert(format!("{layer_name}.lora_A.weight"), layer.down);
+        parameters.insert(format!("{layer_name}.lora_B.weight"), layer.up);
+    }
+    Ok(parameters)
 }
 
 #[cfg(test)]

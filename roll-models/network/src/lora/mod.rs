@@ -44,7 +44,7 @@ use crate::weights::Checkpoint;
 
 pub use base::BaseNetwork;
 pub use error::{LoraError, not_in_base};
-pub use initial::{InitialAdapter, LoraRequest};
+pub use initial::{InitialAdapter, LoraRequest, trained_parameters};
 pub use keys::is_lora_key;
 pub use layer_names::Names;
 pub use merge::{LoraOfFile, MergeOptions, MergeResult, merge_lora, merged_on_read, names_of};

@@ -7,8 +7,6 @@ use roll_network::patch::{Grid, Order};
 
 use super::config::{DitConfig, PATCH};
 
-/// Sequences are filled to a multiple of this length. The fill tokens take part in attention.
-const MULTIPLE: usize = 32;
 /// Base of the rotary frequencies.
 const THETA: f64 = 256.0;
 /// The timestep at which a sample is noise. The network counts from noise to clean, roll from clean to noise.
@@ -67,11 +65,6 @@ pub struct BatchShape {
     pub grid: Grid,
 }
 
-/// The smallest multiple of [`MULTIPLE`] that is at least `length`.
-fn filled(length: usize) -> usize {
-    length.next_multiple_of(MULTIPLE)
-}
-
 impl Batch {
     /// Fails unless the inputs fit the network, and the latents each other.
     pub fn new(inputs: &[VelocityInput<'_>], config: &DitConfig, device: &Device) -> Result<Self> {
@@ -102,8 +95,8 @@ impl Batch {
 
         let (mut picture, mut caption, mut joint) = (Positions::default(), Positions::default(), Positions::default());
         for length in &caption_lengths {
-            let of_caption = caption_positions(filled(*length));
-            let of_picture = picture_positions(&shape.grid, filled(*length));
+            let of_caption = caption_positions(DitConfig::filled(*length));
+            let of_picture = picture_positions(&shape.grid, DitConfig::filled(*length));
             joint.add(&[of_picture.clone(), of_caption.clone()].concat());
             picture.add(&of_picture);
             caption.add(&of_caption);
@@ -151,7 +144,7 @@ fn caption_positions(length: usize) -> Vec<[usize; 3]> {
 fn picture_positions(grid: &Grid, caption: usize) -> Vec<[usize; 3]> {
     let [_, rows, columns] = grid.patches;
     let patches = (0..rows).flat_map(|row| (0..columns).map(move |column| [caption + 1, row, column]));
-    let fill = filled(grid.tokens()) - grid.tokens();
+    let fill = DitConfig::filled(grid.tokens()) - grid.tokens();
     patches.chain(std::iter::repeat_n([0; 3], fill)).collect()
 }
 

@@ -14,6 +14,9 @@ pub const FINAL_LAYER: &str = "all_final_layer.2-1";
 /// Modulation vectors of a block: scale and gate, of attention and of the feed-forward layer.
 const MODULATIONS: usize = 4;
 
+/// Sequences are filled to a multiple of this length. The fill tokens take part in attention.
+const MULTIPLE: usize = 32;
+
 /// The sizes of a Z-Image transformer.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DitConfig {
@@ -100,6 +103,16 @@ impl DitConfig {
             ))),
             None => Ok(config),
         }
+    }
+
+    /// Number of tokens of a sequence of `length` tokens that is filled: the next multiple of 32.
+    pub fn filled(length: usize) -> usize {
+        length.next_multiple_of(MULTIPLE)
+    }
+
+    /// Name of the network, for people.
+    pub fn kind(&self) -> &'static str {
+        "Z-Image"
     }
 
     /// Width of one head.

@@ -18,14 +18,15 @@ use burn_tensor::{DType, Device};
 use roll_backends::ops::KeptAttention;
 use roll_backends::{Chain, NdTensor, Parameters, Resident, Segment, Tape, WeightStore, to_device, to_host, vjp};
 use roll_core::{
-    Adapter, Conditioning, Grad, Noise, ParameterSpec, Pullback, Result, StateDict, Tensor, Timestep, VelocityInput,
+    Adapter, Communicator, Conditioning, Grad, Noise, ParameterSpec, Pullback, Result, StateDict, Tensor, Timestep,
+    VelocityInput,
 };
 pub use roll_network::pass::{PassMemory, PassSettings};
 pub use roll_network::trainable::Trainable;
 use roll_network::trained::Trained;
 
 pub use block::Probe;
-pub use config::{DitConfig, PATCH, PATCH_EMBEDDING};
+pub use config::{DitConfig, FINAL_LAYER, PATCH, PATCH_EMBEDDING};
 
 use batch::Batch;
 use block::{Block, FinalLayer, Join, Pass, PatchEmbedding};
@@ -69,6 +70,22 @@ impl Dit {
     pub fn with_settings(mut self, settings: PassSettings) -> Self {
         self.settings = settings;
         self
+    }
+
+    /// The settings of passes.
+    pub fn settings(&self) -> PassSettings {
+        self.settings
+    }
+
+    /// Shards the weights between `ranks` if all of them are trained.
+    pub fn sharding_weights(mut self, ranks: Arc<dyn Communicator>) -> Self {
+        self.trained.shard(ranks);
+        self
+    }
+
+    /// Whether the trained parameters are adapters.
+    pub fn trains_adapters(&self) -> bool {
+        self.trained.is_adapter()
     }
 
     /// Passes intermediate values to `probe`.
@@ -117,13 +134,24 @@ impl Dit {
         adapter: Adapter,
         grad: Grad,
     ) -> Result<(Tensor, Option<Pullback>)> {
-        let input = VelocityInput { latents, timestep, conditioning };
-        let (velocities, pullback) = self.velocities(&[input], adapter, grad)?;
-        let (shape, batch_shape) = (latents.shape().to_vec(), velocities.shape().to_vec());
+        self.velocity_keeping(VelocityInput { latents, timestep, conditioning }, adapter, grad, self.settings.kept)
+    }
+
+    /// Computes a velocity like [`Dit::velocity`]. `kept` is what this pass keeps until its pullback.
+    pub fn velocity_keeping(
+        &self,
+        input: VelocityInput<'_>,
+        adapter: Adapter,
+        grad: Grad,
+        kept: PassMemory,
+    ) -> Result<(Tensor, Option<Pullback>)> {
+        let (velocities, pullback) = self.velocities_keeping(&[input], adapter, grad, kept)?;
+        let (shape, batch_shape) = (input.latents.shape().to_vec(), velocities.shape().to_vec());
+        let velocity = velocities.reshape(shape.clone())?;
         let pullback = pullback.map(|pullback| {
             Pullback::new(move |cotangent: &Tensor| pullback.pull(&cotangent.reshape(batch_shape)?)?.reshape(shape))
         });
-        Ok((velocities.reshape(latents.shape())?, pullback))
+        Ok((velocity, pullback))
     }
 
     /// Computes the velocities of `inputs`, whose latents have the same shape, as one batch: `[B, C, 1, H, W]`. The
@@ -136,6 +164,17 @@ impl Dit {
         inputs: &[VelocityInput<'_>],
         adapter: Adapter,
         grad: Grad,
+    ) -> Result<(Tensor, Option<Pullback>)> {
+        self.velocities_keeping(inputs, adapter, grad, self.settings.kept)
+    }
+
+    /// Computes velocities like [`Dit::velocities`]. `kept` is what this pass keeps until its pullback.
+    pub fn velocities_keeping(
+        &self,
+        inputs: &[VelocityInput<'_>],
+        adapter: Adapter,
+        grad: Grad,
+        kept: PassMemory,
     ) -> Result<(Tensor, Option<Pullback>)> {
         let device = self.store.device().clone();
         let snapshot = self.trained.snapshot(adapter, &device)?;
@@ -163,9 +202,8 @@ impl Dit {
         let tape = if trains_embeddings { Tape::on() } else { Tape::off() };
         let (shared, recorded_embeddings) = vjp(&[], tape, |_, tape| pass.embed(tape))?;
         let state = NdTensor::from(to_device::<2>(&pass.batch.patches, &device)?);
-        let chain = chain_of_segments(&pass, self.settings.kept.keeps_attention && grad.is_on());
-        let (out, record) =
-            chain.forward(state, shared, grad, self.settings.kept.memory, trains_embeddings, parameters.clone())?;
+        let chain = chain_of_segments(&pass, kept.keeps_attention && grad.is_on());
+        let (out, record) = chain.forward(state, shared, grad, kept.memory, trains_embeddings, parameters.clone())?;
         let shape = pass.batch.shape;
         let velocities = shape.to_latents(&to_host(out.rank::<2>()?)?)?;
         let pullback = record.map(|record| {

@@ -53,6 +53,16 @@ impl Block {
         matches!(self.kind, BlockKind::Residual { .. } | BlockKind::Attention { .. } | BlockKind::Head { .. })
     }
 
+    /// Number of channels of the block's input.
+    pub fn input_channels(&self) -> usize {
+        match self.kind {
+            BlockKind::Conv { input, .. } | BlockKind::Residual { input, .. } | BlockKind::Head { input, .. } => input,
+            BlockKind::Attention { channels, .. }
+            | BlockKind::Downsample { channels }
+            | BlockKind::Upsample { channels } => channels,
+        }
+    }
+
     /// Names and shapes of the block's weights.
     pub fn weights(&self) -> Vec<(String, Vec<usize>)> {
         let mut all = Vec::new();

@@ -40,6 +40,15 @@ impl Default for VaeConfig {
     }
 }
 
+/// The input of a block of the decoder.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct DecoderInput {
+    /// Number of values.
+    pub elements: usize,
+    /// Whether a recorded pass keeps them.
+    pub is_kept: bool,
+}
+
 /// Largest number of stages and of blocks per stage that is accepted.
 const MAX_DEPTH: usize = 16;
 /// Largest number of channels that is accepted.
@@ -142,6 +151,34 @@ impl VaeConfig {
                 self.layers_per_block
             ))),
         }
+    }
+
+    /// The inputs of the decoder's blocks for latents of `[height, width]`, in their order.
+    pub fn decoder_inputs(&self, [height, width]: [usize; 2]) -> Vec<DecoderInput> {
+        let mut scale = 1;
+        let input = |block: Block| {
+            let channels = block.input_channels();
+            let elements = channels * height * scale * width * scale;
+            if matches!(block.kind, BlockKind::Upsample { .. }) {
+                scale *= 2;
+            }
+            DecoderInput { elements, is_kept: block.reads_input() }
+        };
+        self.decoder_blocks().into_iter().map(input).collect()
+    }
+
+    /// Floating-point operations of the convolutions of the decoder for latents of `[height, width]`.
+    pub fn decoder_flops(&self, [height, width]: [usize; 2]) -> f64 {
+        let (mut scale, mut flops) = (1, 0.0);
+        for block in self.decoder_blocks() {
+            if matches!(block.kind, BlockKind::Upsample { .. }) {
+                scale *= 2;
+            }
+            let kernels = block.weights().into_iter().filter(|(_, shape)| shape.len() > 1);
+            let products: usize = kernels.map(|(_, shape)| shape.iter().product::<usize>()).sum();
+            flops += 2.0 * (products * height * scale * width * scale) as f64;
+        }
+        flops
     }
 
     /// The blocks of the encoder, from pixels to mean and log-variance.
