@@ -75,6 +75,61 @@ fn every_model_trains_on_landscape_and_portrait_clips() {
 }
 
 #[test]
+fn a_directory_of_pictures_trains_every_algorithm_and_its_clips_of_one_frame_are_written_as_pictures() {
+    let world = World::new(0);
+    std::fs::create_dir(world.path("stills")).unwrap();
+    for i in 0..2 {
+        let still = roll_core::Video::new(roll_core::Tensor::full([1, 3, 64, 64], 0.4 * i as f32), 8.0).unwrap();
+        roll_media::write_clip(&world.path(&format!("stills/{i}")), &still).unwrap();
+        std::fs::write(world.path(&format!("stills/{i}.txt")), "a grey square").unwrap();
+    }
+    let data = ["data.metadata=stills", "data.num_frames=1", "evaluation.metadata=stills", "evaluation.samples=1"];
+    let prompts = "evaluation.prompts=[{prompt: grey, image: stills/0.png}]";
+    for (name, own) in [
+        ("reward_fl", &["sample_steps=1", SHORT[1], SHORT[2], SHORT[3], "reward.name=brightness", prompts][..]),
+        ("flow_matching", &[]),
+    ] {
+        let algorithm = format!("algo.name={name}");
+        let settings = [&data[..], own, &[&algorithm]].concat();
+        let output = world.training(name, 1, &settings).output().unwrap();
+        assert!(output.status.success(), "{name}: {}", stderr_text(&output));
+        let files = |folder: &str| -> Vec<String> {
+            let entries = std::fs::read_dir(world.path(name).join("samples").join(folder)).into_iter().flatten();
+            let mut names: Vec<_> = entries.map(|e| e.unwrap().file_name().to_string_lossy().into_owned()).collect();
+            names.sort();
+            names
+        };
+        let all = ["before", "after", "reference", "step-000001"].map(files).concat();
+        assert!(!all.is_empty() && all.iter().all(|file| file.ends_with(".png")), "{name}: {all:?}");
+        if name == "reward_fl" {
+            assert!(files("before").contains(&"prompt-000.png".to_string()), "{all:?}");
+            assert!(all.iter().any(|file| file.starts_with("sample-")), "{all:?}");
+            let run = world.path(name);
+            assert!(run.join("comparison.png").is_file() && !run.join("comparison.mp4").exists());
+            let page = std::fs::read_to_string(run.join("report.html")).unwrap();
+            assert!(page.contains("data:image/png;base64,") && !page.contains("data:video/mp4"));
+        }
+    }
+    // The number of frames is that of the configuration.
+    std::fs::write(world.path("prompts.txt"), "a grey square\n").unwrap();
+    std::fs::create_dir(world.path("out")).unwrap();
+    let made = world.done(&[
+        "generate",
+        "--config",
+        "reward_fl/config.yaml",
+        "--prompts",
+        "prompts.txt",
+        "--image",
+        "stills/0.png",
+        "--steps",
+        "1",
+        "--output",
+        "out/",
+    ]);
+    assert_eq!(made.trim(), "out/001.png");
+}
+
+#[test]
 fn a_clip_that_needs_ffmpeg_is_rejected_without_it() {
     let world = World::new(1);
     std::fs::write(world.path("a.webm"), b"\x1a\x45\xdf\xa3 and so on").unwrap();

@@ -111,6 +111,14 @@ fn gif_and_png_sequences_round_trip() {
     let one = read_video(pngs.join("frame_00002.png"), &OWN).unwrap();
     assert!(one.dims() == [1, 40, 56] && one.frame(0) == back.frame(2));
 
+    // A clip of one frame is written as a picture.
+    let stem = dir.path().join("clip-1.0");
+    for (clip, name) in [(&video, "clip-1.0.mp4"), (&one, "clip-1.0.png")] {
+        let path = roll_media::write_clip(&stem, clip).unwrap();
+        assert_eq!((path.as_path(), roll_media::clip_file(&stem)), (&*dir.path().join(name), Some(path.clone())));
+    }
+    assert!(read_video(dir.path().join("clip-1.0.png"), &OWN).unwrap().frame(0) == one.frame(0));
+
     let sheet = roll_media::contact_sheet(&video, 5).unwrap();
     assert_eq!((sheet.width, sheet.height), (2 * 56, 3 * 40));
     roll_media::write_contact_sheet(dir.path().join("sheet.png"), &video, 6).unwrap();

@@ -189,6 +189,18 @@ mod tests {
     }
 
     #[test]
+    fn a_clip_of_one_frame_is_shown_as_a_picture() {
+        let dir = tempfile::tempdir().unwrap();
+        let run = run(dir.path(), "run", "1e-5");
+        std::fs::write(run.join("samples/before/unseen-001.png"), "no picture").unwrap();
+        let page = dir.path().join("report.html");
+        write(&page, &[run]).unwrap();
+        let html = std::fs::read_to_string(page).unwrap();
+        let shown = html.split("<img class=\"clip\"").nth(1).and_then(|rest| rest.split('>').next()).unwrap();
+        assert!(shown.contains("alt=\"unseen-001, before\"") && shown.contains("data:image/png;base64,"), "{shown}");
+    }
+
+    #[test]
     fn an_unfinished_run_is_shown_with_its_warnings_in_one_file() {
         let dir = tempfile::tempdir().unwrap();
         let run = run(dir.path(), "r<b>un", "1e-5");
@@ -209,6 +221,7 @@ mod tests {
         ] {
             assert!(html.contains(part), "no {part} in: {html}");
         }
+        assert!(!html.contains("<img class=\"clip\""), "{html}");
         // Without a reward and its KL there is nothing to hack.
         assert!(!html.contains("Is it hacking"), "{html}");
         assert!(!html.contains("http://") && !html.contains("https://") && !html.contains("src=\"/"));

@@ -429,7 +429,7 @@ mod tests {
         assert!(run == "1" && rest.ends_with("&token=5ec3e7") && !rest.starts_with("0&"), "{address}");
         assert_eq!(linked(&runs[1].path, at), Some(path));
         let outside =
-            ["../a/samples/before/unseen-001.mp4", "/etc/x.mp4", "samples/../x.mp4", "x.mp4", "samples/x.json"];
+            ["../a/samples/before/unseen-001.mp4", "/etc/x.mp4", "samples/../x.mp4", "x.png", "samples/x.json"];
         for at in outside {
             assert_eq!(linked(&runs[1].path, &URL_SAFE_NO_PAD.encode(at)), None, "{at}");
         }

@@ -445,6 +445,26 @@ mod tests {
     }
 
     #[test]
+    fn pictures_are_the_clips_of_a_directory_without_videos() {
+        let dir = tempfile::tempdir().unwrap();
+        let put = |name: &str, text: &str| std::fs::write(dir.path().join(name), text).unwrap();
+        for name in ["b.jpg", "a.PNG"] {
+            put(name, "");
+            put(&name.to_lowercase().replace(".png", ".txt").replace(".jpg", ".txt"), name);
+        }
+        let names = || {
+            let rows = Metadata::read(dir.path(), None).unwrap().rows;
+            let name = |row: &MetadataRow| row.video.as_ref()?.file_name()?.to_str().map(str::to_string);
+            rows.iter().filter_map(name).collect::<Vec<_>>()
+        };
+        assert_eq!(names(), ["a.PNG", "b.jpg"]);
+        // Next to a video, a picture may be its preview.
+        put("c.mp4", "");
+        put("c.txt", "a clip");
+        assert_eq!(names(), ["c.mp4"]);
+    }
+
+    #[test]
     fn json_lines_may_name_several_clips_per_prompt() {
         let metadata = read(
             "{\"prompt\": \"a man\\nand a dog\", \"video\": [\"a.mp4\", \"/b.mp4\"], \"image\": \"i.png\", \"score\": 1}\n\n\
