@@ -128,7 +128,7 @@ pub use strategy::{OptimizerConfig, Strategy, StrategyRanks, StrategyReport};
 pub use tensor::{DType, Element, Tensor};
 pub use video::{Columns, Sample, SampleVideo, Video, VideoUnit};
 pub use vision_language::{
-    Medium, Positions, VisionLanguageFacts, VisionLanguageModel, VisionLanguageRegistration, open_vision_language,
+    Medium, PlannedReads, Positions, VisionLanguageFacts, VisionLanguageModel, VisionLanguageRegistration, open_vision_language,
     split_media,
 };
 
