@@ -257,6 +257,9 @@ pub struct Needs {
     pub facts: std::collections::BTreeMap<String, f64>,
     /// Memory by item.
     pub memory: Vec<MemoryItem>,
+    /// Memory on devices of rewards (`reward.device`), by the name of the device.
+    #[serde(default)]
+    pub other_devices: std::collections::BTreeMap<String, Vec<MemoryItem>>,
     /// A step by phase; empty if the phases are unknown.
     pub time: Vec<PhaseCost>,
     /// Settings that would make the run smaller, with their effect.

@@ -66,7 +66,7 @@ pub fn needs(
             .into(),
         memory,
         time,
-        hints: Vec::new(),
+        ..Needs::default()
     })
 }
 
