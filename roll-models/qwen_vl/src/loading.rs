@@ -267,11 +267,7 @@ fn read(
 }
 
 /// Reads the tensors that belong to neither network; with `headers_only`, zeros of their shapes.
-fn others(
-    weights: &Weights,
-    wanted: &[(String, Vec<usize>)],
-    headers_only: bool,
-) -> Result<BTreeMap<String, Tensor>> {
+fn others(weights: &Weights, wanted: &[(String, Vec<usize>)], headers_only: bool) -> Result<BTreeMap<String, Tensor>> {
     let read = |key: &str| match weights.info(key) {
         Some(info) if headers_only => Ok(Tensor::zeros(info.shape.clone())),
         _ => weights.tensor(key),

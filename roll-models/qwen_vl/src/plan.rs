@@ -154,7 +154,8 @@ impl Work {
         let [dim, hidden, layers, tokens] = [text.dim, text.ffn_dim, text.layers, reads.tokens].map(|n| n as f64);
         let [queries, keys] = [text.heads, text.kv_heads].map(|heads| (heads * text.head_dim) as f64);
         let tower = patches as f64
-            * (width * vision.patch_values() as f64 + depth * (4.0 * width * width + f64::from(matrices) * width * ffn))
+            * (width * vision.patch_values() as f64
+                + depth * (4.0 * width * width + f64::from(matrices) * width * ffn))
             + squares * (joined * joined + joined * dim);
         let language = tokens * layers * (2.0 * dim * queries + 2.0 * dim * keys + 3.0 * dim * hidden);
         let tower_attention =
@@ -217,7 +218,9 @@ impl Work {
                 MemoryItem::new("activations", [held, 0], format!("{} and {} blocks", vision.depth, text.layers))
             }
             // Two inputs at a time are on the device.
-            Memory::Offload => MemoryItem::new("block inputs", [2 * F32_SIZE * largest_input(self, config), inputs], formula),
+            Memory::Offload => {
+                MemoryItem::new("block inputs", [2 * F32_SIZE * largest_input(self, config), inputs], formula)
+            }
             _ => MemoryItem::new("block inputs", [inputs, 0], formula),
         });
         items

@@ -228,8 +228,7 @@ mod tests {
             let set = |layers: ConfigLayers, setting: &&str| layers.set(&format!("evaluation.{setting}")).unwrap();
             let loaded = settings.iter().fold(ConfigLayers::new(), set).load(Some(&registry)).unwrap();
             let ClipConfig { evaluation, .. } = ClipConfig::of(&loaded).unwrap();
-            let reward =
-                |name: &&str| RewardComponent::named(name);
+            let reward = |name: &&str| RewardComponent::named(name);
             let checks = evaluation.checks(&trained.iter().map(reward).collect::<Vec<_>>(), &registry);
             checks.into_iter().map(|check| check.name).collect::<Vec<_>>().join(" ")
         };

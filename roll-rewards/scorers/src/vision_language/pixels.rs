@@ -108,7 +108,13 @@ pub fn pull_all(media: &[Pixels], cotangent: &[f32], factor: f32, video: &[usize
 /// The pullback of a score that is the mean over several reads, each of which has been pulled back: `d_pixels` is the
 /// sum of the cotangents of all values of `media`, `share` the weight of a read. `None` if the score is not
 /// differentiated.
-pub fn mean_pullback(media: Vec<Pixels>, d_pixels: Vec<f32>, share: f64, video: &Video, grad: Grad) -> Option<Pullback> {
+pub fn mean_pullback(
+    media: Vec<Pixels>,
+    d_pixels: Vec<f32>,
+    share: f64,
+    video: &Video,
+    grad: Grad,
+) -> Option<Pullback> {
     let shape = video.frames().shape().to_vec();
     grad.is_on().then(|| {
         Pullback::new(move |cotangent| {

@@ -1,9 +1,7 @@
 //! Memory and time of the networks of rewards, for a plan.
 
 use roll_core::plan::{Needs, PlanInput};
-use roll_core::{
-    BuildContext, Component, PlannedReads, Result, VisionLanguageFacts, VisionLanguageRegistration,
-};
+use roll_core::{BuildContext, Component, PlannedReads, Result, VisionLanguageFacts, VisionLanguageRegistration};
 
 use super::PixelLimits;
 

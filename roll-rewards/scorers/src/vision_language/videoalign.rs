@@ -21,7 +21,7 @@ use super::prompt_file::{PromptText, Published};
 use super::sampling::Sampling;
 use super::{
     DEFAULT_SYSTEM, Opened, PLANNED_FPS, PixelLimits, Pixels, Placeholder, chat_tokens, network_needs, planned_medium,
-    pull_all, planned_prompt, refuse_reserved,
+    planned_prompt, pull_all, refuse_reserved,
 };
 use crate::picture::check_on_missing;
 
