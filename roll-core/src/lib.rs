@@ -128,8 +128,8 @@ pub use strategy::{OptimizerConfig, Strategy, StrategyRanks, StrategyReport};
 pub use tensor::{DType, Element, Tensor};
 pub use video::{Columns, Sample, SampleVideo, Video, VideoUnit};
 pub use vision_language::{
-    Medium, Positions, VisionLanguageFacts, VisionLanguageModel, VisionLanguageRegistration, open_vision_language,
-    split_media,
+    Medium, PlannedReads, Positions, VisionLanguageFacts, VisionLanguageModel, VisionLanguageRegistration,
+    open_vision_language, split_media,
 };
 
 pub use {inventory, serde, serde_json, tracing};

@@ -15,6 +15,8 @@ pub enum Planner {
     Algorithm(&'static (dyn Fn(&Options) -> Result<Passes> + Send + Sync)),
     Strategy(&'static (dyn Fn(&Options) -> Result<Division> + Send + Sync)),
     Model(&'static (dyn Fn(&Options, &PlanInput, &BuildContext) -> Result<Needs> + Send + Sync)),
+    /// Memory and time of a reward's networks. The context is one of a check ([`BuildContext::headers_only`]).
+    Reward(&'static (dyn Fn(&Options, &PlanInput, &BuildContext) -> Result<Needs> + Send + Sync)),
 }
 
 /// How often one sample of one step passes through the model.
@@ -235,6 +237,11 @@ pub struct PlanInput {
 }
 
 impl PlanInput {
+    /// Videos that a rank scores in a step: `[without gradient, with gradient]`.
+    pub fn scored(&self) -> [usize; 2] {
+        self.passes.decoded().map(|videos| videos * self.samples)
+    }
+
     /// Ranks that the strategy trains on.
     pub fn ranks(&self) -> usize {
         if self.division.all_ranks { self.ranks.max(1) } else { 1 }
@@ -250,6 +257,9 @@ pub struct Needs {
     pub facts: std::collections::BTreeMap<String, f64>,
     /// Memory by item.
     pub memory: Vec<MemoryItem>,
+    /// Memory on devices of rewards (`reward.device`), by the name of the device.
+    #[serde(default)]
+    pub other_devices: std::collections::BTreeMap<String, Vec<MemoryItem>>,
     /// A step by phase; empty if the phases are unknown.
     pub time: Vec<PhaseCost>,
     /// Settings that would make the run smaller, with their effect.

@@ -361,4 +361,19 @@ impl Registry {
             _ => Err(registration.cannot_plan()),
         }
     }
+
+    /// Memory and time that the networks of the reward `name` need; `None` if the reward has no planner, because it has
+    /// no network or a small one.
+    pub fn reward_needs(
+        &self,
+        name: &str,
+        options: &Options,
+        input: &PlanInput,
+        context: &BuildContext,
+    ) -> Result<Option<Needs>> {
+        match self.find(Kind::Reward, name)?.planner {
+            Some(Planner::Reward(plan)) => plan(options, input, context).map(Some),
+            _ => Ok(None),
+        }
+    }
 }

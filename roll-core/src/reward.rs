@@ -258,6 +258,12 @@ pub trait RewardScorer: Send {
         false
     }
 
+    /// The reason why no video can be scored: the reward was made for a check ([`crate::BuildContext::headers_only`]),
+    /// which reads no weights. `None`: videos can be scored.
+    fn unscorable(&self) -> Option<String> {
+        None
+    }
+
     /// The reaction to a [`Score::Missing`], and to a reference that fails with [`crate::Error::NothingToScore`].
     fn on_missing(&self) -> OnMissing {
         OnMissing::Skip

@@ -6,6 +6,7 @@
 
 use std::collections::BTreeMap;
 
+use crate::plan::{Needs, PlanInput};
 use crate::{BuildContext, Component, Error, Grad, Options, Pullback, Result, Tensor, nearest};
 
 /// Facts of a network that a caller needs to prepare text, pictures and clips.
@@ -118,6 +119,12 @@ pub trait VisionLanguageModel: Send {
         grad: Grad,
     ) -> Result<(Tensor, Option<Pullback>)>;
 
+    /// Adds a special token that the tokenizer lacks, as the next id, and returns the id. Fails if the embedding has no
+    /// row for it.
+    fn add_special_token(&mut self, token: &str) -> Result<u32> {
+        Err(Error::Unsupported(format!("the tokenizer of this network takes no further token `{token}`")))
+    }
+
     /// Rows of the output layer, f32 `[ids.len(), width]`: a state's product with a row is the logit of the row's
     /// token. Fails on ids outside of the vocabulary.
     fn head_rows(&self, ids: &[u32]) -> Result<Tensor>;
@@ -138,6 +145,17 @@ pub fn split_media(cotangent: &Tensor, media: &[Medium]) -> Result<Vec<Tensor>> 
     parts.collect()
 }
 
+/// The texts that a step reads, all of the largest size, for a plan.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PlannedReads {
+    /// Tokens of a text up to the last wanted place, with the placeholders of media.
+    pub tokens: usize,
+    /// Shapes of the text's media, `[T, 3, H, W]`.
+    pub media: Vec<[usize; 4]>,
+    /// Number of reads of a step: `[without gradient, with gradient]`. One at a time is recorded.
+    pub count: [usize; 2],
+}
+
 /// A kind of vision-language networks, under a name.
 pub struct VisionLanguageRegistration {
     /// The name in the configuration: `reward.model: {name: qwen_vl, ...}`.
@@ -146,26 +164,45 @@ pub struct VisionLanguageRegistration {
     pub summary: &'static str,
     /// Opens a network from its options. Keys of errors begin with `section`, such as `reward.model`.
     pub open: fn(section: &str, options: &Options, context: &BuildContext) -> Result<Box<dyn VisionLanguageModel>>,
+    /// The files that a run would download first; `None` if all are on this machine.
+    pub missing: fn(options: &Options, context: &BuildContext) -> Result<Option<String>>,
+    /// Memory and time of reading texts on a device with the memory and speed of the input. Headers of files are read,
+    /// no weights.
+    pub needs: fn(
+        section: &str,
+        options: &Options,
+        reads: &PlannedReads,
+        input: &PlanInput,
+        context: &BuildContext,
+    ) -> Result<Needs>,
 }
 
 inventory::collect!(VisionLanguageRegistration);
 
+impl VisionLanguageRegistration {
+    /// The registration that `component` names. Fails if no house of this program has that name; the error suggests the
+    /// nearest one.
+    pub fn of(component: &Component) -> Result<&'static Self> {
+        let known = || inventory::iter::<Self>.into_iter();
+        let unknown = || Error::UnknownName {
+            kind: "vision-language model",
+            name: component.name.clone(),
+            nearest: nearest(&component.name, known().map(|entry| entry.name)).map(Into::into),
+            known: known().map(|entry| entry.name).collect::<Vec<_>>().join(", "),
+        };
+        known().find(|entry| entry.name == component.name).ok_or_else(unknown)
+    }
+}
+
 /// Opens the network that `component` names. `section` is the key that holds the component, such as `reward.model`.
-/// Fails if no house of this program has that name; the error suggests the nearest one.
+/// Fails as [`VisionLanguageRegistration::of`]. With [`BuildContext::headers_only`] no weights are read, and the network
+/// reads no text.
 pub fn open_vision_language(
     section: &str,
     component: &Component,
     context: &BuildContext,
 ) -> Result<Box<dyn VisionLanguageModel>> {
-    let known = || inventory::iter::<VisionLanguageRegistration>.into_iter();
-    let unknown = || Error::UnknownName {
-        kind: "vision-language model",
-        name: component.name.clone(),
-        nearest: nearest(&component.name, known().map(|entry| entry.name)).map(Into::into),
-        known: known().map(|entry| entry.name).collect::<Vec<_>>().join(", "),
-    };
-    let entry = known().find(|entry| entry.name == component.name).ok_or_else(unknown)?;
-    (entry.open)(section, &component.options, context)
+    (VisionLanguageRegistration::of(component)?.open)(section, &component.options, context)
 }
 
 #[cfg(test)]

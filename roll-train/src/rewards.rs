@@ -60,7 +60,7 @@ pub fn scorers(
 ) -> Result<Vec<WeightedScorer>> {
     let mut scorers = Vec::with_capacity(components.len());
     for (i, component) in components.iter().enumerate() {
-        let scorer = registry.reward(&component.name, &component.options, context);
+        let scorer = registry.reward(&component.name, &component.options, &component.context(context));
         let scorer = scorer.while_doing(|| format!("setting up {key}.{i} (`{}`)", component.name))?;
         scorers.push((component.weight, scorer));
     }
@@ -274,6 +274,10 @@ impl RewardScorer for WeightedSum {
 
     fn reads_reference(&self) -> bool {
         self.parts.iter().any(|part| part.scorer.reads_reference())
+    }
+
+    fn unscorable(&self) -> Option<String> {
+        self.parts.iter().find_map(|part| part.scorer.unscorable())
     }
 
     fn prepare(&mut self, reference: &Video) -> Result<Target> {
@@ -651,9 +655,9 @@ mod tests {
     #[test]
     fn rewards_are_made_from_a_configuration() {
         let component = |weight: f64| RewardComponent {
-            name: "brightness".into(),
             weight,
             options: [("target".to_string(), serde_json::json!(0.3))].into_iter().collect(),
+            ..RewardComponent::named("brightness")
         };
         let registry = Registry::linked().unwrap();
         let context = BuildContext::new("flex");

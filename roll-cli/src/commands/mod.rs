@@ -24,6 +24,7 @@ mod init_tiny;
 mod inspect;
 mod merge_lora;
 mod plan;
+mod plan_rewards;
 mod plot;
 mod plugins;
 mod report;

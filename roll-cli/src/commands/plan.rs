@@ -11,6 +11,7 @@ use roll_train::ranks;
 use roll_video::rows::DataConfig;
 
 use super::bench::preset;
+use super::plan_rewards::add_rewards;
 use crate::args;
 use crate::configuration::{Configuration, build_context};
 use crate::ranks::process;
@@ -77,7 +78,10 @@ pub fn estimate(
         division,
         speed: machine.speed,
     };
-    let needs = registry.needs(&config.model.name, &config.model.options, &input, &build_context(loaded))?;
+    let mut needs = registry.needs(&config.model.name, &config.model.options, &input, &build_context(loaded))?;
+    if makes_videos {
+        add_rewards(loaded, registry, &input, &mut needs)?;
+    }
     Ok((input, needs))
 }
 
@@ -246,6 +250,18 @@ fn print_memory(needs: &Needs, input: &PlanInput, machine: &PlannedMachine) {
     let together = if needs.phases().is_empty() { "together" } else { "together, at most" };
     println_wrapped!("{together:<width$} {device:>10.2} {host:>10.2}");
     print_fit(needs, input, machine, host);
+    for (name, items) in &needs.other_devices {
+        println_wrapped!("on `{name}`, for each rank that names it");
+        for item in items {
+            println_wrapped!(
+                "{:<width$} {:>10.2} {:>10.2}  {}",
+                item.name,
+                gigabytes(item.device),
+                gigabytes(item.host),
+                item.formula
+            );
+        }
+    }
 }
 
 /// Prints whether the memory suffices; `host` is the GB of host memory of each rank.
@@ -361,6 +377,9 @@ fn print_json(needs: &Needs, input: &PlanInput, machine: &PlannedMachine) {
         "needed_bytes": (need * 1e9).round() as u64,
         "fits": need <= machine.memory / 1e9,
     });
+    if !needs.other_devices.is_empty() {
+        json["other_devices"] = serde_json::json!(needs.other_devices);
+    }
     let phases = needs.phases().into_iter().map(|phase| {
         let [device, host] = held_in(needs, phase);
         (phase.to_string(), serde_json::json!({"device": device, "host": host}))

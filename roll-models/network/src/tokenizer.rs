@@ -10,7 +10,7 @@ use roll_core::{Error, Result};
 use roll_external::contain::contain;
 use roll_external::files;
 use roll_external::tokenizer_json::{Growth, LIMIT};
-use tokenizers::Tokenizer as Inner;
+use tokenizers::{AddedToken, Tokenizer as Inner};
 
 /// A tokenizer from a `tokenizer.json`.
 pub struct Tokenizer {
@@ -84,6 +84,14 @@ impl Tokenizer {
     /// Returns the text of one id.
     pub fn token(&self, id: u32) -> Option<String> {
         self.inner.id_to_token(id)
+    }
+
+    /// Adds a special token as the next id, and returns the id. Fails if the tokenizer refuses it.
+    pub fn with_special_token(&mut self, token: &str) -> Result<u32> {
+        let refused = || Error::Unsupported(format!("the tokenizer takes no special token `{token}`"));
+        let inner = Arc::make_mut(&mut self.inner);
+        inner.add_special_tokens([AddedToken::from(token, true)]).map_err(|_| refused())?;
+        self.id(token).ok_or_else(refused)
     }
 
     /// Returns the id of a token.

@@ -6,7 +6,8 @@
 //! - *Dependencies*: `roll-core`, `roll-external`, `roll-backends`, `roll-network`, and `roll-causal-lm` for the blocks
 //!   of the language model, which is Qwen2.
 //! - *Where to start*: `network`: a text with media is read and pulled back. `patches` orders pixels, `tower` is the
-//!   vision tower, `positions` the rotary positions in three axes, `checkpoint` the names and LoRAs of files.
+//!   vision tower, `positions` the rotary positions in three axes, `source` finds
+//!   files, `checkpoint` has the names and LoRAs of files, `plan` counts memory and time.
 //!
 //! Sources of the formulas: Wang et al. 2024, "Qwen2-VL" (arXiv 2409.12191); Bai et al. 2025, "Qwen2.5-VL"
 //! (arXiv 2502.13923).
@@ -18,14 +19,16 @@ mod config;
 mod loading;
 mod network;
 mod patches;
+mod plan;
 mod positions;
+mod source;
 mod tower;
 
 #[cfg(test)]
 mod tests;
 
 pub use config::{Family, QwenVlConfig, VisionConfig, Windows};
-pub use loading::{QwenVlOptions, open};
+pub use loading::{QwenVlOptions, WeightLocation, open};
 pub use network::QwenVl;
 
 roll_core::inventory::submit! {
@@ -35,6 +38,10 @@ roll_core::inventory::submit! {
         open: |section, options, context| {
             let options = roll_core::parse_options(section, options)?;
             Ok(Box::new(open(section, &options, context)?))
+        },
+        missing: |options, context| Ok(source::missing(&roll_core::parse_options("model", options)?, context)),
+        needs: |section, options, reads, input, context| {
+            plan::needs(section, &roll_core::parse_options(section, options)?, reads, input, context)
         },
     }
 }

@@ -5,10 +5,10 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use burn_tensor::{DType, Device};
-use roll_backends::{EightBits, Resident, ScaledMatrix, ScaledRows, Weight};
-use roll_causal_lm::{Network, Tokenizer, locate, open_weights};
+use roll_backends::weights::HostStore;
+use roll_backends::{EightBits, Memory, Resident, ScaledMatrix, ScaledRows, Weight, WeightStore};
+use roll_causal_lm::{Network, Tokenizer, open_weights};
 use roll_core::{BuildContext, Error, Result, Tensor};
-use roll_network::hub::Hub;
 use roll_network::precision::{ComputeDType, DeviceTraits, WeightsDType};
 use roll_network::trainable::kept_for_pullback;
 use roll_network::weights::{Checkpoint, stored_dtype};
@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 use super::checkpoint::Weights;
 use super::config::QwenVlConfig;
 use super::network::QwenVl;
+use super::source::locate;
 
 /// The embedding, whose rows are the vocabulary.
 const EMBEDDING: &str = "model.embed_tokens.weight";
@@ -26,16 +27,29 @@ const HEAD: &str = "lm_head.weight";
 /// The convolution of the patch embedding, which is used as a matrix.
 const PATCH_EMBEDDING: &str = "visual.patch_embed.proj.weight";
 
+/// Where frozen weights are between passes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "lowercase")]
+pub enum WeightLocation {
+    /// On the device.
+    #[default]
+    Resident,
+    /// In host memory; a pass has two blocks at a time on the device.
+    Host,
+}
+
 /// Options of the network `qwen_vl`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct QwenVlOptions {
     /// Hugging Face directory (`config.json`, safetensors, `tokenizer.json`), a file of weights (safetensors or a torch
-    /// checkpoint), or a published model: `Qwen/Qwen2-VL-2B-Instruct`.
+    /// checkpoint), a published model, `Qwen/Qwen2-VL-2B-Instruct`, or a file of one,
+    /// `KwaiVGI/VideoReward:checkpoint-11352/model.pth`.
     pub model_path: Option<PathBuf>,
-    /// The `config.json` of the network, for checkpoints without one. Default: beside the weights.
+    /// The `config.json` of the network, for checkpoints without one: a file, or `ORG/NAME:FILE`. Default:
+    /// beside the weights.
     pub config_path: Option<PathBuf>,
-    /// The `tokenizer.json`. Default: beside the weights, or in the directory `tokenizer` there.
+    /// The `tokenizer.json`: a file, or `ORG/NAME:FILE`. Default: beside the weights, or in the directory `tokenizer` there.
     pub tokenizer_path: Option<PathBuf>,
     /// LoRA of PEFT that is merged into the weights when they are read: a file, or a directory with
     /// `adapter_model.safetensors`, and `non_lora_state_dict.pth` for weights that were trained as a whole.
@@ -47,6 +61,9 @@ pub struct QwenVlOptions {
     pub use_gradient_checkpointing: bool,
     /// Recompute in the same way, but keep the inputs of the blocks in host memory until the backward pass.
     pub use_gradient_checkpointing_offload: bool,
+    /// Where the weights are: `resident` on the device, or in `host` memory, from which each pass copies block after
+    /// block, so that they take no memory of the device while the trained model computes.
+    pub weight_store: WeightLocation,
     /// Storage of weights: `f32`, `bf16`, `int8` or `fp8` (matrices of the blocks, rounded when they are read), or
     /// `auto`: bf16 on GPUs, as in the file on the CPU.
     pub weights_dtype: WeightsDType,
@@ -65,61 +82,127 @@ impl Default for QwenVlOptions {
             lora_alpha: None,
             use_gradient_checkpointing: true,
             use_gradient_checkpointing_offload: false,
+            weight_store: WeightLocation::Resident,
             weights_dtype: WeightsDType::Auto,
             compute_dtype: ComputeDType::Auto,
         }
     }
 }
 
+impl QwenVlOptions {
+    /// What a recorded pass keeps for its pullback.
+    pub(super) fn memory(&self) -> Memory {
+        kept_for_pullback(self.use_gradient_checkpointing, self.use_gradient_checkpointing_offload)
+    }
+}
+
+/// The files of a network, with their headers checked.
+pub(super) struct NetworkFiles {
+    pub weights: Weights,
+    pub config: QwenVlConfig,
+    /// Names and shapes of the weights that are read.
+    pub wanted: Vec<(String, Vec<usize>)>,
+    /// Dtype of the stored norms, which stands for that of the file.
+    pub stored: DType,
+    /// Directory of the weights.
+    directory: PathBuf,
+}
+
+impl NetworkFiles {
+    /// Opens the files that `options` name and checks their headers. Keys of errors begin with `section`.
+    pub fn open(section: &str, options: &QwenVlOptions, context: &BuildContext) -> Result<Self> {
+        let name = options.model_path.as_ref().ok_or_else(|| {
+            let problem =
+                "expected the directory of a model, a file of weights, or a name such as Qwen/Qwen2-VL-2B-Instruct";
+            Error::config(format!("{section}.model_path"), problem)
+        })?;
+        if let Some(alpha) = options.lora_alpha.filter(|alpha| !(*alpha > 0.0 && alpha.is_finite())) {
+            let problem = format!("expected a number above 0, found {alpha}");
+            return Err(Error::config(format!("{section}.lora_alpha"), problem));
+        }
+        let path = locate(name, context)?;
+        let adapter = options.adapter_path.as_ref().map(|path| context.resolve(path));
+        let weights = Weights::open(checkpoint(&path)?, adapter.as_deref(), options.lora_alpha)?;
+        let directory = if path.is_dir() { path.as_path() } else { path.parent().unwrap_or(Path::new(".")) };
+        let config_path = match &options.config_path {
+            Some(path) => locate(path, context)?,
+            None => directory.join("config.json"),
+        };
+        let vocabulary = weights.info(EMBEDDING).and_then(|info| info.shape.first().copied());
+        let config = QwenVlConfig::read(&config_path, vocabulary)?;
+        weights.check_family(config.vision.family)?;
+        let wanted = wanted(&config, &weights);
+        check(&weights, &wanted)?;
+        let stored = weights.tensor("model.norm.weight").map(|tensor| stored_dtype(&tensor))?;
+        Ok(Self { weights, config, wanted, stored, directory: directory.into() })
+    }
+}
+
+/// The dtypes of a network on a device.
+pub(super) struct Precision {
+    /// Dtype of dense weights.
+    pub dtype: DType,
+    /// Format of the matrices of the blocks, if they are in eight bits.
+    pub eight_bits: Option<EightBits>,
+    /// Dtype of matrix products.
+    pub products: DType,
+}
+
+impl Precision {
+    /// The dtypes that `options` choose on a device with `traits` for files with `stored`.
+    pub fn of(section: &str, options: &QwenVlOptions, stored: DType, traits: DeviceTraits) -> Result<Self> {
+        let in_section = |error: Error| relabelled(error, section);
+        let dtype = options.weights_dtype.of(stored, traits).map_err(in_section)?;
+        let products = options.compute_dtype.of(dtype, traits).map_err(in_section)?;
+        let eight_bits = options.weights_dtype.eight_bits();
+        if eight_bits.is_some() && !traits.has_bytes {
+            let problem = "expected auto, f32 or bf16: the device of this backend has no integers of eight bits";
+            return Err(Error::config(format!("{section}.weights_dtype"), problem));
+        }
+        Ok(Self { dtype, eight_bits, products })
+    }
+}
+
 /// Opens the network that `options` describe. Keys of errors begin with `section`.
 pub fn open(section: &str, options: &QwenVlOptions, context: &BuildContext) -> Result<QwenVl> {
     let device = roll_backends::device(&context.backend)?;
-    let name = options.model_path.as_ref().ok_or_else(|| {
-        let problem =
-            "expected the directory of a model, a file of weights, or a name such as Qwen/Qwen2-VL-2B-Instruct";
-        Error::config(format!("{section}.model_path"), problem)
-    })?;
-    if let Some(alpha) = options.lora_alpha.filter(|alpha| !(*alpha > 0.0 && alpha.is_finite())) {
-        let problem = format!("expected a number above 0, found {alpha}");
-        return Err(Error::config(format!("{section}.lora_alpha"), problem));
-    }
-    let path = locate(name, context.resolve(name), &Hub::of(context))?;
-    let adapter = options.adapter_path.as_ref().map(|path| context.resolve(path));
-    let weights = Weights::open(checkpoint(&path)?, adapter.as_deref(), options.lora_alpha)?;
-    let directory = if path.is_dir() { path.as_path() } else { path.parent().unwrap_or(Path::new(".")) };
-    let config_path = options.config_path.as_ref().map(|path| context.resolve(path));
-    let vocabulary = weights.info(EMBEDDING).and_then(|info| info.shape.first().copied());
-    let config = QwenVlConfig::read(&config_path.unwrap_or_else(|| directory.join("config.json")), vocabulary)?;
-    weights.check_family(config.vision.family)?;
-    let wanted = wanted(&config, &weights);
-    check(&weights, &wanted)?;
-    let traits = DeviceTraits::of(&device);
-    let in_section = |error: Error| relabelled(error, section);
-    let stored = weights.tensor("model.norm.weight").map(|tensor| stored_dtype(&tensor))?;
-    let dtype = options.weights_dtype.of(stored, traits).map_err(in_section)?;
-    let products = options.compute_dtype.of(dtype, traits).map_err(in_section)?;
-    let eight_bits = options.weights_dtype.eight_bits();
-    if eight_bits.is_some() && !traits.has_bytes {
-        let problem = "expected auto, f32 or bf16: the device of this backend has no integers of eight bits";
-        return Err(Error::config(format!("{section}.weights_dtype"), problem));
-    }
-    let memory = kept_for_pullback(options.use_gradient_checkpointing, options.use_gradient_checkpointing_offload);
-    let (tower, language) = if context.headers_only {
-        (HashMap::new(), Network::without_weights(config.text.clone(), &device))
-    } else {
-        let all = read(&weights, &wanted, dtype, eight_bits, &device)?;
-        let (tower, language) = all.into_iter().partition(|(name, _)| name.starts_with("visual."));
-        (tower, Network::from_weights(config.text.clone(), language, &device)?)
+    let files = NetworkFiles::open(section, options, context)?;
+    let precision = Precision::of(section, options, files.stored, DeviceTraits::of(&device))?;
+    let tokenizer_path = options.tokenizer_path.as_ref().map(|path| locate(path, context)).transpose()?;
+    let tokenizer = tokenizer(tokenizer_path, &files.directory)?;
+    let others = others(&files.weights, &files.wanted, context.headers_only)?;
+    let store = |part: fn(&str) -> bool| -> Result<Arc<dyn WeightStore>> {
+        let weights = files.wanted.iter().filter(|(name, _)| !context.headers_only && part(name));
+        let weights = weights.map(|wanted| read(&files.weights, wanted, &precision, &device));
+        Ok(match options.weight_store {
+            WeightLocation::Host => Arc::new(HostStore::new(weights, &device)?),
+            WeightLocation::Resident => {
+                Arc::new(Resident::from_weights(weights.collect::<Result<HashMap<_, _>>>()?, &device))
+            }
+        })
     };
+    let (tower, language) = (store(is_of_tower)?, store(|name| !is_of_tower(name))?);
+    let memory = options.memory();
+    let language = Network::with_store(files.config.text.clone(), language);
     Ok(QwenVl {
-        tower: Arc::new(Resident::from_weights(tower, &device)),
-        language: language.with_memory(memory).with_products(products),
-        tokenizer: tokenizer(options.tokenizer_path.as_ref().map(|path| context.resolve(path)), directory)?,
-        others: others(&weights, &wanted)?,
-        config,
-        products,
+        tower,
+        language: language.with_memory(memory).with_products(precision.products),
+        tokenizer,
+        others,
+        config: files.config,
+        products: precision.products,
         memory,
     })
+}
+
+/// Whether the weight `name` belongs to the vision tower.
+fn is_of_tower(name: &str) -> bool {
+    name.starts_with("visual.")
+}
+
+/// Whether `name` is a matrix of a block, which `weights_dtype` may store in eight bits.
+pub(super) fn is_block_matrix(name: &str, shape: &[usize]) -> bool {
+    (name.contains(".blocks.") || name.contains(".layers.")) && shape.len() == 2
 }
 
 /// Opens the weights at `path`: a file, or a directory with safetensors or a `model.pth`.
@@ -165,32 +248,30 @@ fn check(weights: &Weights, wanted: &[(String, Vec<usize>)]) -> Result<()> {
     Ok(())
 }
 
-/// Reads the tensors of `wanted` to the device, one after another, so that one merged weight at a time is on the host.
+/// Reads a tensor to the device. One merged weight at a time is in host memory.
 fn read(
     weights: &Weights,
-    wanted: &[(String, Vec<usize>)],
-    dtype: DType,
-    eight_bits: Option<EightBits>,
+    (name, shape): &(String, Vec<usize>),
+    precision: &Precision,
     device: &Device,
-) -> Result<HashMap<String, Weight>> {
-    let mut all = HashMap::with_capacity(wanted.len());
-    for (name, shape) in wanted {
-        let tensor = weights.tensor(name)?.reshape(shape.clone())?;
-        let in_block = name.contains(".blocks.") || name.contains(".layers.");
-        let weight = match eight_bits {
-            Some(kind) if in_block && shape.len() == 2 => {
-                Weight::from_scaled(ScaledMatrix::new(ScaledRows::quantised(&tensor, kind)?, device))
-            }
-            _ => Weight::new(&tensor, dtype, device),
-        };
-        all.insert(name.clone(), weight);
-        weights.release(name);
-    }
-    Ok(all)
+) -> Result<(String, Weight)> {
+    let tensor = weights.tensor(name)?.reshape(shape.clone())?;
+    let weight = match precision.eight_bits {
+        Some(kind) if is_block_matrix(name, shape) => {
+            Weight::from_scaled(ScaledMatrix::new(ScaledRows::quantised(&tensor, kind)?, device))
+        }
+        _ => Weight::new(&tensor, precision.dtype, device),
+    };
+    weights.release(name);
+    Ok((name.clone(), weight))
 }
 
-/// Reads the tensors that belong to neither network.
-fn others(weights: &Weights, wanted: &[(String, Vec<usize>)]) -> Result<BTreeMap<String, Tensor>> {
+/// Reads the tensors that belong to neither network; with `headers_only`, zeros of their shapes.
+fn others(weights: &Weights, wanted: &[(String, Vec<usize>)], headers_only: bool) -> Result<BTreeMap<String, Tensor>> {
+    let read = |key: &str| match weights.info(key) {
+        Some(info) if headers_only => Ok(Tensor::zeros(info.shape.clone())),
+        _ => weights.tensor(key),
+    };
     let is_other = |key: &&str| {
         *key != HEAD
             && !key.starts_with("visual.")
@@ -198,7 +279,7 @@ fn others(weights: &Weights, wanted: &[(String, Vec<usize>)]) -> Result<BTreeMap
             && wanted.iter().all(|(name, _)| name != key)
     };
     let other = weights.keys().into_iter().filter(is_other);
-    other.map(|key| Ok((key.to_string(), weights.tensor(key)?))).collect()
+    other.map(|key| Ok((key.to_string(), read(key)?))).collect()
 }
 
 /// Loads the tokenizer at `path`, by default that in `directory`. Returns `None` if neither exists.

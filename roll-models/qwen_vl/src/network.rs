@@ -48,8 +48,7 @@ impl QwenVl {
     }
 
     fn tokenizer(&self) -> Result<&Tokenizer> {
-        let missing = || Error::Unsupported("the model has no tokenizer: expected tokenizer.json next to it".into());
-        self.tokenizer.as_ref().ok_or_else(missing)
+        self.tokenizer.as_ref().ok_or_else(missing_tokenizer)
     }
 
     /// Runs the vision tower over `media`. Returns the features, f32 `[squares, width]`, one medium after another, each
@@ -97,6 +96,18 @@ impl VisionLanguageModel for QwenVl {
 
     fn token_id(&self, token: &str) -> Option<u32> {
         self.tokenizer.as_ref()?.id(token)
+    }
+
+    fn add_special_token(&mut self, token: &str) -> Result<u32> {
+        let rows = self.config.facts.vocabulary;
+        let tokenizer = self.tokenizer.as_mut().ok_or_else(missing_tokenizer)?;
+        match tokenizer.vocabulary() {
+            next if next < rows => tokenizer.with_special_token(token),
+            next => Err(Error::Unsupported(format!(
+                "the token `{token}` would have the id {next}, and the embedding has {rows} rows: the checkpoint belongs \
+                 to another tokenizer"
+            ))),
+        }
     }
 
     fn other_tensors(&self) -> &BTreeMap<String, Tensor> {
@@ -169,6 +180,10 @@ impl QwenVl {
         };
         (table(f64::cos), table(f64::sin))
     }
+}
+
+fn missing_tokenizer() -> Error {
+    Error::Unsupported("the model has no tokenizer: expected tokenizer.json next to it".into())
 }
 
 /// A pass of [`QwenVl::read`] that is ready for the cotangent of its states.

@@ -126,7 +126,7 @@ struct MakeOrPlan {
     context: Option<BuildContext>,
     /// The ranks of the job; only in `make`, for strategies and algorithms.
     ranks: Option<Remote>,
-    /// Facts of the run; only in `plan` of a model.
+    /// Facts of the run; only in `plan` of a model or a reward.
     input: Option<PlanInput>,
 }
 
@@ -142,13 +142,13 @@ fn make(components: &[&Registration], message: &Incoming) -> Result<Outgoing> {
 }
 
 /// Plans a run with a component by its [`Planner`]. Answers the algorithm's passes, the strategy's division or the
-/// model's needs. `None` if the component has no planner.
+/// needs of the model or reward. `None` if the component has no planner.
 fn plan(components: &[&Registration], message: &Incoming) -> Answered {
     let MakeOrPlan { kind, name, options, context, input, .. } = message.read()?;
     match find(components, kind, &name)?.planner {
         Some(Planner::Algorithm(plan)) => Outgoing::of(&plan(&options)?).map(Some),
         Some(Planner::Strategy(plan)) => Outgoing::of(&plan(&options)?).map(Some),
-        Some(Planner::Model(plan)) => {
+        Some(Planner::Model(plan) | Planner::Reward(plan)) => {
             let input = input.ok_or_else(|| missing_argument("input"))?;
             let context = context.ok_or_else(|| missing_argument("context"))?;
             Outgoing::of(&plan(&options, &input, &context)?).map(Some)

@@ -297,14 +297,14 @@ impl PluginComponent {
     }
 
     /// Asks the library for the needs of a run. The type of the answer depends on the kind; see [`crate::Planner`].
-    /// Only the plan of a model reads `for_model`.
+    /// Only the plans of models and rewards read `in_run`.
     fn plan<T: serde::de::DeserializeOwned>(
         &self,
         options: &Options,
-        for_model: Option<(&PlanInput, &BuildContext)>,
+        in_run: Option<(&PlanInput, &BuildContext)>,
     ) -> Result<T> {
         let options = self.checked_options("plan", options)?;
-        let (input, context) = for_model.unzip();
+        let (input, context) = in_run.unzip();
         let named: [(_, &dyn Write); 5] = [
             ("kind", &self.kind),
             ("name", &self.registration_name),
@@ -345,6 +345,11 @@ fn planner(component: &'static PluginComponent) -> Option<Planner> {
                 component.plan(options, Some((input, context)))
             })))
         }
-        Kind::Reward | Kind::Environment => return None,
+        Kind::Reward => {
+            Planner::Reward(Box::leak(Box::new(|options: &Options, input: &PlanInput, context: &BuildContext| {
+                component.plan(options, Some((input, context)))
+            })))
+        }
+        Kind::Environment => return None,
     })
 }

@@ -174,7 +174,7 @@ fn check_component(
         .find(kind, &name)
         .map_err(|e| Error::config(&name_key, format!("{e}{}", provenance.place(&name_key))))?;
     let defaults = registration.options();
-    let keys_of_kind: &[&str] = if kind == Kind::Reward { &["name", "weight"] } else { &["name"] };
+    let keys_of_kind: &[&str] = if kind == Kind::Reward { &["name", "weight", "device"] } else { &["name"] };
     let is_known = |option: &str| keys_of_kind.contains(&option) || defaults.contains_key(option);
     let unknown: Vec<String> = map.keys().filter(|option| !is_known(option)).cloned().collect();
     for option in &unknown {

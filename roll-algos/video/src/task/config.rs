@@ -139,7 +139,7 @@ impl EvaluationConfig {
                 let rewards = registry.entries().iter().filter(|r| r.factory.kind() == Kind::Reward);
                 let checks = rewards.filter(|r| r.is_default_check && trained.iter().all(|other| other.name != r.name));
                 let component =
-                    |r: &&Registration| RewardComponent { name: r.name.into(), weight: 1.0, options: r.options() };
+                    |r: &&Registration| RewardComponent { options: r.options(), ..RewardComponent::named(r.name) };
                 checks.map(component).collect()
             }
         }
@@ -228,8 +228,7 @@ mod tests {
             let set = |layers: ConfigLayers, setting: &&str| layers.set(&format!("evaluation.{setting}")).unwrap();
             let loaded = settings.iter().fold(ConfigLayers::new(), set).load(Some(&registry)).unwrap();
             let ClipConfig { evaluation, .. } = ClipConfig::of(&loaded).unwrap();
-            let reward =
-                |name: &&str| RewardComponent { name: (*name).into(), weight: 1.0, options: Default::default() };
+            let reward = |name: &&str| RewardComponent::named(name);
             let checks = evaluation.checks(&trained.iter().map(reward).collect::<Vec<_>>(), &registry);
             checks.into_iter().map(|check| check.name).collect::<Vec<_>>().join(" ")
         };

@@ -144,6 +144,9 @@ pub(super) fn score(
     if reward.compares() {
         return;
     }
+    if let Some(reason) = reward.unscorable() {
+        return found.note(format!("`{}` scores nothing here: {reason}", reward.name()));
+    }
     let Some(sample) = (0..dataset.len().min(MAX_ROWS)).find_map(|i| dataset.sample(i).ok()) else { return };
     let what = if sample.video.clip().is_some() { "the first clip" } else { "a grey video" };
     let (name, start) = (reward.name().to_string(), Instant::now());

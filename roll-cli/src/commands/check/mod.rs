@@ -152,6 +152,7 @@ fn list_run(
 fn on_the_cpu(loaded: &LoadedConfig) -> LoadedConfig {
     let mut loaded = loaded.clone();
     loaded.config.backend = Backend::on_the_cpu().name().into();
+    loaded.config.reward.iter_mut().for_each(|reward| reward.device = None);
     loaded
 }
 
@@ -316,6 +317,10 @@ fn list_memory(needs: &Needs, machine: &PlannedMachine, is_known: bool, found: &
     for item in needs.memory.iter().filter(|item| item.device + item.host > 0) {
         let host = if item.host > 0 { format!(", {} of host memory", in_words(item.host)) } else { String::new() };
         found.good(format!("{:<28} {:>11}{host}", item.label(), in_words(item.device)));
+    }
+    for (name, items) in &needs.other_devices {
+        let bytes = items.iter().map(|item| item.device).sum();
+        found.note(format!("{} on `{name}`, for each rank that names it", in_words(bytes)));
     }
     let need = needed_gigabytes(needs, machine);
     let [device, _] = peak_gigabytes(needs);

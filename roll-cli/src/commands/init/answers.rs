@@ -105,7 +105,7 @@ impl<'a> Answers<'a> {
         for (key, value) in self.values.iter().chain(&given_values) {
             let Some(name) = key.strip_prefix(section).and_then(|rest| rest.strip_prefix('.')) else { continue };
             // The weight belongs to the sum of several rewards, and is not an option of the reward.
-            if !["name", "weight"].contains(&name) {
+            if !["name", "weight", "device"].contains(&name) {
                 insert(&mut options, name, value.clone());
             }
         }

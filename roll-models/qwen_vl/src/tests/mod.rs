@@ -4,4 +4,5 @@
 mod fixture;
 mod loading;
 mod parity;
+mod plan;
 mod reading;

@@ -46,6 +46,7 @@ pub fn needs(options: &Options, input: &PlanInput, context: &BuildContext) -> Re
         memory: plan.memory()?,
         time: plan.time(),
         hints: hints(&plan),
+        ..Needs::default()
     })
 }
 

@@ -7,15 +7,17 @@
 
 use std::collections::BTreeMap;
 
+use roll_core::plan::{Needs, PlanInput};
 use roll_core::{
-    BuildContext, Error, Grad, Measure, OnMissing, Positions, Pullback, Result, RewardScorer, Score, Target, Tensor,
-    Video, VisionLanguageModel,
+    BuildContext, Component, Error, Grad, Kind, Measure, OnMissing, Options, PlannedReads, Positions, Pullback, Result,
+    RewardScorer, Score, Target, Tensor, Video, VisionLanguageModel, open_vision_language, parse_options,
 };
 
 use super::{AnswerKind, AnswerScore, JudgeConfig, fill_in, introduction, read_questions};
 use crate::picture::Frames;
 use crate::vision_language::{
-    DEFAULT_SYSTEM, PixelLimits, Pixels, Placeholder, chat_tokens, open_with_weights, pull_all, refuse_reserved,
+    DEFAULT_SYSTEM, Opened, PixelLimits, Pixels, Placeholder, chat_tokens, mean_pullback, network_needs,
+    planned_medium, planned_prompt, refuse_reserved,
 };
 
 /// Key of the network.
@@ -107,6 +109,47 @@ impl LocalJudge {
     /// Opens the network that `reward.local` names. Fails, and names the key, on options of a service and on answers
     /// other than yes or no.
     pub fn load(config: JudgeConfig, context: &BuildContext) -> Result<Self> {
+        let component = Self::checked(&config, context)?;
+        let network = open_vision_language(KEY, &component, context)?;
+        Self::new(config, network, context)
+    }
+
+    /// Opens the reward; see [`Opened::with_network`].
+    pub(super) fn open(config: JudgeConfig, context: &BuildContext) -> Result<Opened> {
+        let component = Self::checked(&config, context)?;
+        let about = (config.label.as_str(), config.on_missing);
+        Opened::with_network("judge", &component, about, context, || Ok(()), || Self::load(config.clone(), context))
+    }
+
+    /// Memory and time of the network, for a plan. Without a network in this process, there are none.
+    pub(super) fn needs(options: &Options, input: &PlanInput, context: &BuildContext) -> Result<Needs> {
+        let config: JudgeConfig = parse_options(Kind::Reward.section(), options)?;
+        let Some(component) = config.local.clone() else { return Ok(Needs::default()) };
+        let reward = Self::load(config, context)?;
+        let facts = reward.network.facts();
+        let frames = Frames::Uniform(reward.config.frames.min(input.frames)).of(input.frames);
+        let medium = planned_medium(input, 1, reward.limits(), facts)?;
+        let counts = vec![facts.tokens_of(&medium)?; frames.len()];
+        let longest = reward.questions.iter().map(String::as_str).max_by_key(|question| question.len());
+        let question = longest.unwrap_or_default().to_string() + &planned_prompt();
+        let tokens = reward.text(&counts, &question)?.len();
+        let count = input.scored().map(|videos| videos * reward.questions.len());
+        let reads = PlannedReads { tokens, media: vec![medium; frames.len()], count };
+        network_needs(KEY, &component, &reads, input, context)
+    }
+
+    /// The chat with a question about pictures of `counts` tokens each.
+    fn text(&self, counts: &[usize], question: &str) -> Result<Vec<u32>> {
+        let question = format!("{}{question} Answer with {}.", introduction(counts.len()), self.config.answer.form());
+        chat_tokens(self.network.as_ref(), DEFAULT_SYSTEM, Placeholder::Image, counts, &question)
+    }
+
+    fn limits(&self) -> PixelLimits {
+        PixelLimits { min: MIN_PIXELS.min(self.config.max_pixels), max: self.config.max_pixels }
+    }
+
+    /// Checks all options and the questions, and returns the network's component.
+    fn checked(config: &JudgeConfig, context: &BuildContext) -> Result<Component> {
         let Some(component) = &config.local else { return Err(Error::config(KEY, "missing: the network")) };
         let unused = JudgeConfig {
             local: config.local.clone(),
@@ -119,14 +162,14 @@ impl LocalJudge {
             on_missing: config.on_missing,
             ..JudgeConfig::default()
         };
-        if config != unused {
+        if *config != unused {
             let problem = "a network in this process: leave out the options of a service, `url`, `model`, `token_env`, \
                            `timeout`, `start_timeout`, `retries`, `busy_timeout` and `cache_dir`";
             return Err(Error::config(KEY, problem));
         }
-        Self::check(&config)?;
-        let network = open_with_weights(KEY, component, context)?;
-        Self::new(config, network, context)
+        Self::check(config)?;
+        read_questions(&config.questions, context)?;
+        Ok(component.clone())
     }
 
     /// Fails on a value outside its range, and on answers other than yes or no.
@@ -146,7 +189,12 @@ impl LocalJudge {
     ) -> Result<Self> {
         Self::check(&config)?;
         let (yes, no) = (Word::find(network.as_ref(), "yes")?, Word::find(network.as_ref(), "no")?);
-        let words = Words { yes: Word(network.head_rows(&yes)?), no: Word(network.head_rows(&no)?) };
+        let width = network.facts().width;
+        let rows = |ids: &[u32]| match context.headers_only {
+            true => Ok(Tensor::zeros([ids.len(), width])),
+            false => network.head_rows(ids),
+        };
+        let words = Words { yes: Word(rows(&yes)?), no: Word(rows(&no)?) };
         Ok(Self { network, words, questions: read_questions(&config.questions, context)?, config })
     }
 }
@@ -175,7 +223,7 @@ impl RewardScorer for LocalJudge {
         }
         let words = &self.words;
         let facts = self.network.facts().clone();
-        let limits = PixelLimits { min: MIN_PIXELS.min(self.config.max_pixels), max: self.config.max_pixels };
+        let limits = self.limits();
         let frames = Frames::Uniform(self.config.frames.min(total)).of(total);
         let pictures = frames.into_iter().map(|frame| Pixels::new(video, vec![frame], limits, &facts));
         let pictures = pictures.collect::<Result<Vec<Pixels>>>()?;
@@ -189,9 +237,7 @@ impl RewardScorer for LocalJudge {
         for (i, question) in (1..).zip(&self.questions) {
             let question = fill_in(question, prompt, &target.columns)?;
             refuse_reserved(self.network.as_ref(), &question, &[])?;
-            let question =
-                format!("{}{question} Answer with {}.", introduction(counts.len()), self.config.answer.form());
-            let tokens = chat_tokens(self.network.as_ref(), DEFAULT_SYSTEM, Placeholder::Image, &counts, &question)?;
+            let tokens = self.text(&counts, &question)?;
             let answer = tokens.len() - 1;
             let (state, pull) = self.network.read(&tokens, &media, Positions::Multimodal, &[answer], grad)?;
             let (score, d_state) = words.score(state.f32s()?, self.config.score)?;
@@ -203,12 +249,7 @@ impl RewardScorer for LocalJudge {
                 d_pixels.iter_mut().zip(d.f32s()?).for_each(|(sum, d)| *sum += d);
             }
         }
-        let shape = video.frames().shape().to_vec();
-        let pullback = grad.is_on().then(|| {
-            Pullback::new(move |cotangent| {
-                pull_all(&pictures, &d_pixels, (f64::from(cotangent.item()?) * share) as f32, &shape)
-            })
-        });
+        let pullback = mean_pullback(pictures, d_pixels, share, video, grad);
         Ok((Score::Value { value, details }, pullback))
     }
 

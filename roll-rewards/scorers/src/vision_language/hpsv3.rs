@@ -4,17 +4,19 @@
 //! Each frame is read and pulled back by itself, so that one pass is recorded at a time.
 
 use roll_core::keys::check_ranges;
+use roll_core::plan::{Needs, PlanInput};
 use roll_core::{
-    BuildContext, Component, Error, Grad, Measure, OnMissing, Positions, Pullback, Result, RewardScorer, Score, Target,
-    Tensor, Video, VisionLanguageModel,
+    BuildContext, Component, Error, Grad, Kind, Measure, OnMissing, Options, PlannedReads, Positions, Pullback, Result,
+    ResultExt, RewardScorer, Score, Target, Tensor, Video, VisionLanguageModel, open_vision_language, parse_options,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::checkpoint::{head_tensor, require_token};
+use super::checkpoint::head_tensor;
 use super::prompt_file::{PromptText, Published};
 use super::{
-    DEFAULT_SYSTEM, PixelLimits, Pixels, Placeholder, chat_tokens, open_with_weights, pull_all, refuse_reserved,
+    DEFAULT_SYSTEM, Opened, PixelLimits, Pixels, Placeholder, chat_tokens, mean_pullback, network_needs,
+    planned_medium, planned_prompt, refuse_reserved,
 };
 use crate::picture::{Frames, check_on_missing};
 
@@ -60,6 +62,20 @@ pub struct Hpsv3Config {
 }
 
 impl Hpsv3Config {
+    /// Checks all options and returns the text of the question. Opens no network.
+    fn checked(&self, context: &BuildContext) -> Result<PromptText> {
+        check_ranges("reward", self)?;
+        check_on_missing(self.on_missing)?;
+        self.rated_frames().check()?;
+        if self.min_pixels > self.max_pixels {
+            let problem = format!("expected at most `max_pixels`, {}; found {}", self.max_pixels, self.min_pixels);
+            return Err(Error::config("reward.min_pixels", problem));
+        }
+        let question = PromptText::read(&self.prompt_file, &PUBLISHED, context)?;
+        question.check(&[TOKEN], true)?;
+        Ok(question)
+    }
+
     fn rated_frames(&self) -> Frames {
         self.frames.unwrap_or(Frames::Uniform(4))
     }
@@ -160,26 +176,53 @@ impl Hpsv3 {
     /// Opens the network of `config` and reads the text of the question. Fails, and names the key, file or tensor, if
     /// one does not fit.
     pub fn load(config: Hpsv3Config, context: &BuildContext) -> Result<Self> {
-        check_ranges("reward", &config)?;
-        check_on_missing(config.on_missing)?;
-        config.rated_frames().check()?;
-        if config.min_pixels > config.max_pixels {
-            let problem = format!("expected at most `max_pixels`, {}; found {}", config.max_pixels, config.min_pixels);
-            return Err(Error::config("reward.min_pixels", problem));
-        }
-        let question = PromptText::read(&config.prompt_file, &PUBLISHED, context)?;
-        let network = open_with_weights(MODEL, &config.model, context)?;
+        let question = config.checked(context)?;
+        let network = open_vision_language(MODEL, &config.model, context)?;
         Self::new(config, question, network)
+    }
+
+    /// Opens the reward; see [`Opened::with_network`].
+    fn open(config: Hpsv3Config, context: &BuildContext) -> Result<Opened> {
+        let (component, about) = (config.model.clone(), (config.label.clone(), config.on_missing));
+        let check = |config: &Hpsv3Config| config.checked(context).map(drop);
+        Opened::with_network(
+            "hpsv3",
+            &component,
+            (&about.0, about.1),
+            context,
+            || check(&config),
+            || Self::load(config.clone(), context),
+        )
+    }
+
+    /// Memory and time of the network, for a plan.
+    fn needs(options: &Options, input: &PlanInput, context: &BuildContext) -> Result<Needs> {
+        let config: Hpsv3Config = parse_options(Kind::Reward.section(), options)?;
+        let (component, reward) = (config.model.clone(), Self::load(config, context)?);
+        let facts = reward.network.facts();
+        let medium = planned_medium(input, 1, reward.limits(), facts)?;
+        let tokens = reward.text(facts.tokens_of(&medium)?, &planned_prompt())?.len();
+        let mut frames = reward.config.rated_frames().of(input.frames);
+        frames.dedup();
+        let count = input.scored().map(|videos| videos * frames.len());
+        network_needs(MODEL, &component, &PlannedReads { tokens, media: vec![medium], count }, input, context)
+    }
+
+    fn limits(&self) -> PixelLimits {
+        PixelLimits { min: self.config.min_pixels, max: self.config.max_pixels }
     }
 
     /// As [`Hpsv3::load`], with a network that is open already.
     pub(super) fn new(
         config: Hpsv3Config,
         question: PromptText,
-        network: Box<dyn VisionLanguageModel>,
+        mut network: Box<dyn VisionLanguageModel>,
     ) -> Result<Self> {
-        question.check(&[TOKEN], true)?;
-        let token = require_token(network.as_ref(), TOKEN, MODEL)?;
+        // The original adds the token to the tokenizer of the base model when it runs.
+        let token = match network.token_id(TOKEN) {
+            Some(token) => token,
+            None => network.add_special_token(TOKEN).while_doing(|| MODEL.into())?,
+        };
         let head = Head::read(network.as_ref())?;
         Ok(Self { network, head, question, token, config })
     }
@@ -220,8 +263,7 @@ impl RewardScorer for Hpsv3 {
         }
         let mut frames = self.config.rated_frames().of(video.dims()[0]);
         frames.dedup();
-        let (share, shape) = (1.0 / frames.len() as f64, video.frames().shape().to_vec());
-        let limits = PixelLimits { min: self.config.min_pixels, max: self.config.max_pixels };
+        let (share, limits) = (1.0 / frames.len() as f64, self.limits());
         let (mut value, mut log_sigma) = (0.0, 0.0);
         let (mut pictures, mut d_pixels) = (Vec::new(), Vec::new());
         for frame in frames {
@@ -238,11 +280,7 @@ impl RewardScorer for Hpsv3 {
                 pictures.push(pixels);
             }
         }
-        let pullback = grad.is_on().then(|| {
-            Pullback::new(move |cotangent| {
-                pull_all(&pictures, &d_pixels, (f64::from(cotangent.item()?) * share) as f32, &shape)
-            })
-        });
+        let pullback = mean_pullback(pictures, d_pixels, share, video, grad);
         let details = [("mu".to_string(), value), ("log_sigma".to_string(), log_sigma)].into();
         Ok((Score::Value { value, details }, pullback))
     }
@@ -255,5 +293,6 @@ impl RewardScorer for Hpsv3 {
 roll_core::register! {
     Reward, "hpsv3", Hpsv3Config,
     "HPSv3: people's preference for pictures, as the mean over frames, by a Qwen2-VL",
-    Hpsv3::load,
+    Hpsv3::open,
+    plan: Hpsv3::needs,
 }

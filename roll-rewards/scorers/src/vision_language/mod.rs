@@ -14,30 +14,23 @@ pub(crate) mod end_to_end;
 pub mod hpsv3;
 #[cfg(test)]
 pub(crate) mod mock;
+mod opened;
 #[cfg(test)]
 pub(crate) mod parity;
 mod pixels;
+mod plan;
 mod prompt_file;
 mod sampling;
 #[cfg(test)]
 mod tests;
 pub mod videoalign;
 
-use roll_core::{BuildContext, Component, Result, VisionLanguageModel, open_vision_language};
-
 pub(crate) use chat::{Placeholder, chat_tokens, refuse_reserved};
 pub use checkpoint::Dimension;
-pub(crate) use pixels::{Pixels, pull_all};
+pub(crate) use opened::Opened;
+pub(crate) use pixels::{Pixels, mean_pullback, pull_all};
+pub(crate) use plan::{PLANNED_FPS, network_needs, planned_medium, planned_prompt};
 pub(crate) use sampling::PixelLimits;
 
 /// The system turn of the chat template of Qwen2-VL and Qwen2.5-VL.
 pub(crate) const DEFAULT_SYSTEM: &str = "You are a helpful assistant.";
-
-/// Opens the network of a reward. A check scores a clip, so its reward has the weights too.
-pub(crate) fn open_with_weights(
-    key: &str,
-    component: &Component,
-    context: &BuildContext,
-) -> Result<Box<dyn VisionLanguageModel>> {
-    open_vision_language(key, component, &BuildContext { headers_only: false, ..context.clone() })
-}

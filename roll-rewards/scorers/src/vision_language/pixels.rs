@@ -1,6 +1,6 @@
 //! Frames as the input of a vision-language network, and the pullback of this step.
 
-use roll_core::{Medium, Result, Tensor, Video, VisionLanguageFacts};
+use roll_core::{Grad, Medium, Pullback, Result, Tensor, Video, VisionLanguageFacts};
 
 use super::PixelLimits;
 use crate::picture::{Filter, Resize};
@@ -103,4 +103,22 @@ pub fn pull_all(media: &[Pixels], cotangent: &[f32], factor: f32, video: &[usize
     }
     gradient.iter_mut().for_each(|g| *g *= factor);
     Tensor::new(gradient, video)
+}
+
+/// The pullback of a score that is the mean over several reads, each of which has been pulled back: `d_pixels` is the
+/// sum of the cotangents of all values of `media`, `share` the weight of a read. `None` if the score is not
+/// differentiated.
+pub fn mean_pullback(
+    media: Vec<Pixels>,
+    d_pixels: Vec<f32>,
+    share: f64,
+    video: &Video,
+    grad: Grad,
+) -> Option<Pullback> {
+    let shape = video.frames().shape().to_vec();
+    grad.is_on().then(|| {
+        Pullback::new(move |cotangent| {
+            pull_all(&media, &d_pixels, (f64::from(cotangent.item()?) * share) as f32, &shape)
+        })
+    })
 }

@@ -25,10 +25,15 @@ fn tensor(seed: u64, shape: &[usize]) -> Tensor {
     Tensor::new(noise(seed, shape.iter().product()), shape).unwrap()
 }
 
+fn opened(config: VideoAlignConfig, network: Box<Mock>) -> Result<VideoAlign> {
+    let checked = config.checked_with(question(QUESTION), &BuildContext::new("flex"))?;
+    VideoAlign::new(config, checked, network)
+}
+
 fn video_align(config: VideoAlignConfig, outputs: usize) -> Result<VideoAlign> {
     let others = [("rm_head.weight".to_string(), tensor(7, &[outputs, WIDTH]))].into();
     let config = VideoAlignConfig { min_pixels: 256, max_pixels: Some(1024), ..config };
-    VideoAlign::new(config, question(QUESTION), Box::new(Mock::new(others)), &BuildContext::new("flex"))
+    opened(config, Box::new(Mock::new(others)))
 }
 
 fn hpsv3(widths: [usize; 3]) -> Result<Hpsv3> {
@@ -118,7 +123,7 @@ fn a_checkpoint_that_does_not_fit_is_named_by_its_tensor() {
     assert!(hpsv3([6, 5, 3]).err().unwrap().to_string().contains("rm_head.5.bias"));
     let none = Box::new(Mock::new(BTreeMap::new()));
     let config = VideoAlignConfig::default();
-    let message = VideoAlign::new(config, question(QUESTION), none, &BuildContext::new("flex")).err().unwrap();
+    let message = opened(config, none).err().unwrap();
     assert!(message.to_string().contains("`rm_head.weight`"), "{message}");
 }
 

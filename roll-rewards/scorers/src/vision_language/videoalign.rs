@@ -8,9 +8,10 @@
 use std::collections::BTreeMap;
 
 use roll_core::keys::check_ranges;
+use roll_core::plan::{Needs, PlanInput};
 use roll_core::{
-    BuildContext, Component, Error, Grad, Measure, OnMissing, Positions, Pullback, Result, RewardScorer, Score, Target,
-    Tensor, Video, VisionLanguageModel,
+    BuildContext, Component, Error, Grad, Kind, Measure, OnMissing, Options, PlannedReads, Positions, Pullback, Result,
+    RewardScorer, Score, Target, Tensor, Video, VisionLanguageModel, open_vision_language, parse_options,
 };
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -19,7 +20,8 @@ use super::checkpoint::{Dimension, ModelConfig, head_weight, require_token};
 use super::prompt_file::{PromptText, Published};
 use super::sampling::Sampling;
 use super::{
-    DEFAULT_SYSTEM, PixelLimits, Pixels, Placeholder, chat_tokens, open_with_weights, pull_all, refuse_reserved,
+    DEFAULT_SYSTEM, Opened, PLANNED_FPS, PixelLimits, Pixels, Placeholder, chat_tokens, network_needs, planned_medium,
+    planned_prompt, pull_all, refuse_reserved,
 };
 use crate::picture::check_on_missing;
 
@@ -95,7 +97,7 @@ impl Default for VideoAlignConfig {
 /// A rated dimension.
 struct Rated {
     dimension: Dimension,
-    /// Its reward token.
+    /// Its reward token; 0 until the network is open.
     token: u32,
     /// Factor of the normalised rating in the score.
     weight: f64,
@@ -118,38 +120,38 @@ pub struct VideoAlign {
     config: VideoAlignConfig,
 }
 
-impl VideoAlign {
-    /// Opens the network of `config` and reads the other files. Fails, and names the key, file or tensor, if one does
-    /// not fit.
-    pub fn load(config: VideoAlignConfig, context: &BuildContext) -> Result<Self> {
-        check_ranges("reward", &config)?;
-        check_on_missing(config.on_missing)?;
-        let question = PromptText::read(&config.prompt_file, &PUBLISHED, context)?;
-        let network = open_with_weights(MODEL, &config.model, context)?;
-        Self::new(config, question, network, context)
+/// Options of the reward that were checked.
+pub(super) struct Checked {
+    question: PromptText,
+    /// The rated dimensions, whose tokens the network has.
+    rated: Vec<Rated>,
+    sampling: Sampling,
+    limits: PixelLimits,
+}
+
+impl VideoAlignConfig {
+    /// Checks all options and reads the small files. Opens no network.
+    fn checked(&self, context: &BuildContext) -> Result<Checked> {
+        check_ranges("reward", self)?;
+        check_on_missing(self.on_missing)?;
+        let question = PromptText::read(&self.prompt_file, &PUBLISHED, context)?;
+        self.checked_with(question, context)
     }
 
-    /// As [`VideoAlign::load`], with a network that is open already.
-    pub(super) fn new(
-        mut config: VideoAlignConfig,
-        question: PromptText,
-        network: Box<dyn VisionLanguageModel>,
-        context: &BuildContext,
-    ) -> Result<Self> {
-        let published = ModelConfig::read(config.model_config.as_deref(), context)?;
-        if config.dimensions.is_empty() {
-            config.dimensions = Dimension::ALL.map(|dimension| (dimension, 1.0)).into();
+    /// As [`VideoAlignConfig::checked`], with the text of the question.
+    pub(super) fn checked_with(&self, question: PromptText, context: &BuildContext) -> Result<Checked> {
+        let published = ModelConfig::read(self.model_config.as_deref(), context)?;
+        let weights = match self.dimensions.is_empty() {
+            true => Dimension::ALL.map(|dimension| (dimension, 1.0)).into(),
+            false => self.dimensions.clone(),
+        };
+        if weights.values().any(|weight| !weight.is_finite()) {
+            return Err(Error::config("reward.dimensions", format!("expected finite weights, found {weights:?}")));
         }
-        let is_rated = |dimension: &Dimension| config.dimensions.contains_key(dimension);
-        let names: Vec<&str> = Dimension::ALL.iter().filter(|d| is_rated(d)).map(|d| d.token()).collect();
-        if config.dimensions.values().any(|weight| !weight.is_finite()) {
-            let problem = format!("expected finite weights, found {:?}", config.dimensions);
-            return Err(Error::config("reward.dimensions", problem));
-        }
-        question.check(&names, is_rated(&Dimension::TA))?;
-        let tokens = Dimension::ALL.map(|dimension| network.token_id(dimension.token()));
+        let names: Vec<&str> = weights.keys().map(|dimension| dimension.token()).collect();
+        question.check(&names, weights.contains_key(&Dimension::TA))?;
         let rate = |(&dimension, &weight): (&Dimension, &f64)| {
-            let [mean, deviation] = match config.normalisation.get(&dimension) {
+            let [mean, deviation] = match self.normalisation.get(&dimension) {
                 Some(statistics) => *statistics,
                 None => published.normalisation(dimension),
             };
@@ -157,32 +159,66 @@ impl VideoAlign {
                 let problem = format!("expected a mean and a deviation above 0, found [{mean}, {deviation}]");
                 return Err(Error::config(format!("reward.normalisation.{}", dimension.name()), problem));
             }
-            let token = require_token(network.as_ref(), dimension.token(), MODEL)?;
-            Ok(Rated { dimension, token, weight, mean, deviation })
+            Ok(Rated { dimension, token: 0, weight, mean, deviation })
         };
-        let rated = config.dimensions.iter().map(rate).collect::<Result<Vec<Rated>>>()?;
-        let sampling = match (config.frames, config.fps) {
+        let rated = weights.iter().map(rate).collect::<Result<Vec<Rated>>>()?;
+        let sampling = match (self.frames, self.fps) {
             (Some(_), Some(_)) => return Err(Error::config("reward.frames", "give either `frames` or `fps`")),
             (Some(count), None) => Sampling::Count(count),
             (None, Some(rate)) => Sampling::Rate(rate),
             (None, None) => published.sampling(),
         };
-        let max = config.max_pixels.unwrap_or_else(|| published.max_pixels());
-        if config.min_pixels > max {
-            let problem = format!("expected at most `max_pixels`, {max}; found {}", config.min_pixels);
+        let max = self.max_pixels.unwrap_or_else(|| published.max_pixels());
+        if self.min_pixels > max {
+            let problem = format!("expected at most `max_pixels`, {max}; found {}", self.min_pixels);
             return Err(Error::config("reward.min_pixels", problem));
         }
+        Ok(Checked { question, rated, sampling, limits: PixelLimits { min: self.min_pixels, max } })
+    }
+}
+
+impl VideoAlign {
+    /// Opens the network of `config` and reads the other files. Fails, and names the key, file or tensor, if one does
+    /// not fit.
+    pub fn load(config: VideoAlignConfig, context: &BuildContext) -> Result<Self> {
+        let checked = config.checked(context)?;
+        let network = open_vision_language(MODEL, &config.model, context)?;
+        Self::new(config, checked, network)
+    }
+
+    /// Opens the reward; see [`Opened::with_network`].
+    fn open(config: VideoAlignConfig, context: &BuildContext) -> Result<Opened> {
+        let about = (config.label.as_str(), config.on_missing);
+        let check = || config.checked(context).map(drop);
+        Opened::with_network("videoalign", &config.model, about, context, check, || Self::load(config.clone(), context))
+    }
+
+    /// Memory and time of the network, for a plan.
+    fn needs(options: &Options, input: &PlanInput, context: &BuildContext) -> Result<Needs> {
+        let config: VideoAlignConfig = parse_options(Kind::Reward.section(), options)?;
+        let (component, reward) = (config.model.clone(), Self::load(config, context)?);
+        let facts = reward.network.facts();
+        let frames = reward.sampling.indices(input.frames, PLANNED_FPS).map_or(2, |frames| frames.len());
+        let medium = planned_medium(input, frames, reward.limits, facts)?;
+        let tokens = reward.text(facts.tokens_of(&medium)?, &planned_prompt())?.0.len();
+        let reads = PlannedReads { tokens, media: vec![medium], count: input.scored() };
+        network_needs(MODEL, &component, &reads, input, context)
+    }
+
+    /// As [`VideoAlign::load`], with options that were checked and a network that is open already.
+    pub(super) fn new(
+        config: VideoAlignConfig,
+        checked: Checked,
+        network: Box<dyn VisionLanguageModel>,
+    ) -> Result<Self> {
+        let tokens = Dimension::ALL.map(|dimension| network.token_id(dimension.token()));
+        let Checked { question, mut rated, sampling, limits } = checked;
+        for rated in &mut rated {
+            rated.token = require_token(network.as_ref(), rated.dimension.token(), MODEL)?;
+        }
         let head = head_weight(network.as_ref(), MODEL)?;
-        Ok(Self {
-            head,
-            question,
-            rated,
-            tokens: tokens.into_iter().flatten().collect(),
-            sampling,
-            limits: PixelLimits { min: config.min_pixels, max },
-            network,
-            config,
-        })
+        let tokens = tokens.into_iter().flatten().collect();
+        Ok(Self { network, head, question, rated, tokens, sampling, limits, config })
     }
 
     /// The chat about a clip of `media_tokens`, up to the last rated token, and the places of the rated tokens.
@@ -274,5 +310,6 @@ impl RewardScorer for VideoAlign {
 roll_core::register! {
     Reward, "videoalign", VideoAlignConfig,
     "VideoReward of VideoAlign: visual quality, motion quality and text alignment of a clip, by a Qwen2-VL",
-    VideoAlign::load,
+    VideoAlign::open,
+    plan: VideoAlign::needs,
 }

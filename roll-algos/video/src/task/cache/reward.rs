@@ -66,6 +66,10 @@ impl RewardScorer for CachedReward {
         self.inner.is_elsewhere()
     }
 
+    fn unscorable(&self) -> Option<String> {
+        self.inner.unscorable()
+    }
+
     fn on_missing(&self) -> OnMissing {
         self.inner.on_missing()
     }

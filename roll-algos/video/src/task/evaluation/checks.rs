@@ -86,7 +86,7 @@ mod tests {
 
     fn sums(weights: &[f64], scores: &[Option<f64>]) -> Vec<Option<f64>> {
         let check = |weight: &f64| Check {
-            component: RewardComponent { name: "brightness".into(), weight: *weight, options: Default::default() },
+            component: RewardComponent { weight: *weight, ..RewardComponent::named("brightness") },
             scorer: Box::new(Brightness::new(Default::default()).unwrap()),
         };
         let mut scores = scores.to_vec();
@@ -96,7 +96,7 @@ mod tests {
 
     #[test]
     fn only_readers_of_the_reference_are_left_out() {
-        let component = |name: &str| RewardComponent { name: name.into(), weight: 1.0, options: Default::default() };
+        let component = |name: &str| RewardComponent::named(name);
         let components = ["first_frame", "motion"].map(component);
         let mut checks = Checks::open(&components, &Registry::linked().unwrap(), &BuildContext::new("flex")).unwrap();
         assert_eq!(checks.reference_readers().collect::<Vec<_>>(), ["first_frame"]);
