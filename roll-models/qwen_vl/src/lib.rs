@@ -6,7 +6,7 @@
 //! - *Dependencies*: `roll-core`, `roll-external`, `roll-backends`, `roll-network`, and `roll-causal-lm` for the blocks
 //!   of the language model, which is Qwen2.
 //! - *Where to start*: `network`: a text with media is read and pulled back. `patches` orders pixels, `tower` is the
-//!   vision tower, `positions` the rotary positions in three axes, `checkpoint` the names and LoRAs of files.
+//!   vision tower, `positions` the rotary positions in three axes, `checkpoint` the names and LoRAs of files, `generate` answers.
 //!
 //! Sources of the formulas: Wang et al. 2024, "Qwen2-VL" (arXiv 2409.12191); Bai et al. 2025, "Qwen2.5-VL"
 //! (arXiv 2502.13923).
@@ -15,6 +15,7 @@
 
 mod checkpoint;
 mod config;
+mod generate;
 mod loading;
 mod network;
 mod patches;
@@ -25,6 +26,7 @@ mod tower;
 mod tests;
 
 pub use config::{Family, QwenVlConfig, VisionConfig, Windows};
+pub use generate::generate;
 pub use loading::{QwenVlOptions, open};
 pub use network::QwenVl;
 

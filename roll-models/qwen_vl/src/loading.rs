@@ -119,6 +119,7 @@ pub fn open(section: &str, options: &QwenVlOptions, context: &BuildContext) -> R
         config,
         products,
         memory,
+        last: None,
     })
 }
 

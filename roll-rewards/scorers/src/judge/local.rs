@@ -15,13 +15,11 @@ use roll_core::{
 use super::{AnswerKind, AnswerScore, JudgeConfig, fill_in, introduction, read_questions};
 use crate::picture::Frames;
 use crate::vision_language::{
-    DEFAULT_SYSTEM, PixelLimits, Pixels, Placeholder, chat_tokens, open_with_weights, pull_all, refuse_reserved,
+    DEFAULT_SYSTEM, Pixels, Placeholder, chat_tokens, open_with_weights, processor_limits, pull_all, refuse_reserved,
 };
 
 /// Key of the network.
 const KEY: &str = "reward.local";
-/// Frames with fewer pixels are enlarged: `min_pixels` of the processors of Qwen2-VL and Qwen2.5-VL.
-const MIN_PIXELS: usize = 56 * 56;
 
 /// The rows of the output layer for the spellings of a word, f32 `[spellings, width]`.
 struct Word(Tensor);
@@ -175,7 +173,7 @@ impl RewardScorer for LocalJudge {
         }
         let words = &self.words;
         let facts = self.network.facts().clone();
-        let limits = PixelLimits { min: MIN_PIXELS.min(self.config.max_pixels), max: self.config.max_pixels };
+        let limits = processor_limits(self.config.max_pixels);
         let frames = Frames::Uniform(self.config.frames.min(total)).of(total);
         let pictures = frames.into_iter().map(|frame| Pixels::new(video, vec![frame], limits, &facts));
         let pictures = pictures.collect::<Result<Vec<Pixels>>>()?;
