@@ -18,7 +18,7 @@ const MODEL_WITHOUT_ADAPTERS: &str = "model:\n  name: causal_lm\n  lora_target_m
 /// Prints the answer, and on stderr how fast it came.
 pub fn ask(args: Ask) -> Result<()> {
     if !args.image.is_empty() {
-        return ask_about::ask(&args);
+        return ask_about::ask(&args, &sampling(&args)?);
     }
     let model_path = args.model_path.clone();
     let model_path = model_path.map(|value| KeyValue { key: "model.model_path", value, origin: "--model-path" });
@@ -61,7 +61,7 @@ pub fn ask(args: Ask) -> Result<()> {
 }
 
 /// The sampling of an answer.
-pub(super) fn sampling(args: &Ask) -> Result<Sampling> {
+fn sampling(args: &Ask) -> Result<Sampling> {
     let sampling = Sampling {
         temperature: args.temperature,
         top_p: args.top_p,
