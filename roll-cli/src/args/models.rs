@@ -98,6 +98,13 @@ pub struct Ask {
     /// Directory or GGUF file of the model, as `model.model_path`.
     #[arg(long, value_name = "PATH")]
     pub model_path: Option<String>,
+    /// Picture that is shown before the prompt; several are shown in their order. The model is then a vision-language
+    /// network (`qwen_vl`), which `--model-path` names.
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["raw", "adapter"])]
+    pub image: Vec<PathBuf>,
+    /// Pictures with more pixels are reduced.
+    #[arg(long, default_value_t = 1280 * 28 * 28, value_parser = super::positive, requires = "image")]
+    pub max_pixels: usize,
     /// System message.
     #[arg(long)]
     pub system: Option<String>,

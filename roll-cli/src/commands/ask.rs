@@ -6,6 +6,7 @@ use roll_core::{Error, Message, Result, Sampling};
 use roll_train::config::ConfigLayers;
 
 use super::adapters::open_model;
+use super::ask_about;
 use crate::args::{Ask, KeyValue};
 use crate::configuration::{Configuration, build_context};
 
@@ -16,6 +17,9 @@ const MODEL_WITHOUT_ADAPTERS: &str = "model:\n  name: causal_lm\n  lora_target_m
 
 /// Prints the answer, and on stderr how fast it came.
 pub fn ask(args: Ask) -> Result<()> {
+    if !args.image.is_empty() {
+        return ask_about::ask(&args, &sampling(&args)?);
+    }
     let model_path = args.model_path.clone();
     let model_path = model_path.map(|value| KeyValue { key: "model.model_path", value, origin: "--model-path" });
     let configuration = Configuration::read(&args.config, model_path.as_slice())?;
@@ -41,15 +45,7 @@ pub fn ask(args: Ask) -> Result<()> {
             "the prompt has {tokens} tokens, and the model's context is {context}"
         )));
     }
-    let sampling = Sampling {
-        temperature: args.temperature,
-        top_p: args.top_p,
-        top_k: args.top_k,
-        seed: args.seed,
-        is_last_turn: true,
-        ..Sampling::greedy(args.max_new_tokens)
-    };
-    sampling.check().map_err(named_by_flag)?;
+    let sampling = sampling(&args)?;
     let start = Instant::now();
     let generations = model.generate(std::slice::from_ref(&prompt), &sampling)?;
     let seconds = start.elapsed().as_secs_f64();
@@ -62,6 +58,20 @@ pub fn ask(args: Ask) -> Result<()> {
     let tokens_per_second = generated_tokens as f64 / seconds;
     tracing::info!("{} tokens in, {generated_tokens} out, {tokens_per_second:.1} tokens a second", prompt.len());
     Ok(())
+}
+
+/// The sampling of an answer.
+fn sampling(args: &Ask) -> Result<Sampling> {
+    let sampling = Sampling {
+        temperature: args.temperature,
+        top_p: args.top_p,
+        top_k: args.top_k,
+        seed: args.seed,
+        is_last_turn: true,
+        ..Sampling::greedy(args.max_new_tokens)
+    };
+    sampling.check().map_err(named_by_flag)?;
+    Ok(sampling)
 }
 
 /// An error about a field of [`Sampling`] as one about the flag that sets it: `top_p` becomes `--top-p`.

@@ -5,6 +5,7 @@
 
 mod adapters;
 mod ask;
+mod ask_about;
 mod bench;
 mod caption;
 mod check;

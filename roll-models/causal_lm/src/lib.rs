@@ -49,6 +49,7 @@ pub use export::Export;
 pub use loading::{CausalLmOptions, open};
 pub use model::{CausalLm, Origin};
 pub use network::Network;
+pub use sampling::{Drawn, draw};
 pub use source::{locate, open_weights, write_built_in};
 
 roll_core::inventory::submit! {

@@ -6,6 +6,7 @@ use roll_core::{Error, Result, Sampling};
 /// A drawn token.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Drawn {
+    /// The token.
     pub id: u32,
     /// Log-probability under the sampling distribution: after temperature, top-k and top-p.
     pub log_prob: f32,

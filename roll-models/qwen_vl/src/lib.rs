@@ -6,8 +6,8 @@
 //! - *Dependencies*: `roll-core`, `roll-external`, `roll-backends`, `roll-network`, and `roll-causal-lm` for the blocks
 //!   of the language model, which is Qwen2.
 //! - *Where to start*: `network`: a text with media is read and pulled back. `patches` orders pixels, `tower` is the
-//!   vision tower, `positions` the rotary positions in three axes, `source` finds
-//!   files, `checkpoint` has the names and LoRAs of files, `plan` counts memory and time.
+//!   vision tower, `positions` the rotary positions in three axes, `source` finds files, `checkpoint` has the names and
+//!   LoRAs of files, `plan` counts memory and time, `generate` answers.
 //!
 //! Sources of the formulas: Wang et al. 2024, "Qwen2-VL" (arXiv 2409.12191); Bai et al. 2025, "Qwen2.5-VL"
 //! (arXiv 2502.13923).
@@ -16,6 +16,7 @@
 
 mod checkpoint;
 mod config;
+mod generate;
 mod loading;
 mod network;
 mod patches;
@@ -28,6 +29,7 @@ mod tower;
 mod tests;
 
 pub use config::{Family, QwenVlConfig, VisionConfig, Windows};
+pub use generate::generate;
 pub use loading::{QwenVlOptions, WeightLocation, open};
 pub use network::QwenVl;
 

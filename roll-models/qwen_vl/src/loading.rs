@@ -192,6 +192,7 @@ pub fn open(section: &str, options: &QwenVlOptions, context: &BuildContext) -> R
         config: files.config,
         products: precision.products,
         memory,
+        last: None,
     })
 }
 

@@ -27,6 +27,8 @@ pub struct QwenVl {
     pub(super) products: DType,
     /// Values that a recorded pass keeps for its pullback.
     pub(super) memory: Memory,
+    /// The pixels that were read last without a record, and their features: another text about them needs no tower.
+    pub(super) last: Option<(Vec<Tensor>, Burn<2>)>,
 }
 
 /// The result of the tower for the media of a text.
@@ -67,6 +69,23 @@ impl QwenVl {
         let patches = values_to_device(order.gather(vision, media)?.into(), shape, self.device());
         let (features, record) = tower::run(vision, &self.tower, self.products, self.memory, patches, &order, grad)?;
         Ok(Seen { features, record, order })
+    }
+
+    /// As [`QwenVl::look`]. Without a record, media that were read last are not computed again.
+    fn look_again(&mut self, media: &[&Medium], grids: &[super::patches::Grid], grad: Grad) -> Result<Seen> {
+        if grad.is_on() {
+            return self.look(media, grids, grad);
+        }
+        if let Some((pixels, features)) = &self.last
+            && pixels.len() == media.len()
+            && pixels.iter().zip(media).all(|(pixels, medium)| is_same(pixels, &medium.pixels))
+        {
+            let order = PatchOrder::new(&self.config.vision, grids);
+            return Ok(Seen { features: features.clone(), record: None, order });
+        }
+        let seen = self.look(media, grids, grad)?;
+        self.last = Some((media.iter().map(|medium| medium.pixels.clone()).collect(), seen.features.clone()));
+        Ok(seen)
     }
 
     /// Fails unless `wanted` are places of `tokens`. Returns the number of tokens up to the last one.
@@ -132,7 +151,7 @@ impl VisionLanguageModel for QwenVl {
         } else {
             let used: Vec<&Medium> = media[..placed.len()].iter().collect();
             let grids: Vec<_> = placed.iter().map(|medium| medium.grid).collect();
-            Some(self.look(&used, &grids, grad)?)
+            Some(self.look_again(&used, &grids, grad)?)
         };
         let x = match &seen {
             Some(seen) => {
@@ -225,6 +244,11 @@ impl Recorded {
         flat.resize(total, 0.0);
         Tensor::new(flat, [total])
     }
+}
+
+/// Whether two tensors have the same shape and bits.
+fn is_same(a: &Tensor, b: &Tensor) -> bool {
+    a.shape() == b.shape() && a.dtype() == b.dtype() && a.as_bytes() == b.as_bytes()
 }
 
 /// The row of each square, in the order of tokens, among the rows in the order of processing.

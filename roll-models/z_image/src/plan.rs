@@ -66,6 +66,7 @@ pub fn needs(options: &Options, input: &PlanInput, context: &BuildContext) -> Re
         memory: plan.memory(),
         time: plan.time(),
         hints: plan.hints(),
+        other_devices: Default::default(),
     })
 }
 

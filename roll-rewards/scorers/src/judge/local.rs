@@ -16,14 +16,12 @@ use roll_core::{
 use super::{AnswerKind, AnswerScore, JudgeConfig, fill_in, introduction, read_questions};
 use crate::picture::Frames;
 use crate::vision_language::{
-    DEFAULT_SYSTEM, Opened, PixelLimits, Pixels, Placeholder, chat_tokens, mean_pullback, network_needs,
-    planned_medium, planned_prompt, refuse_reserved,
+    DEFAULT_SYSTEM, Opened, Pixels, Placeholder, chat_tokens, mean_pullback, network_needs, planned_medium,
+    planned_prompt, processor_limits, refuse_reserved,
 };
 
 /// Key of the network.
 const KEY: &str = "reward.local";
-/// Frames with fewer pixels are enlarged: `min_pixels` of the processors of Qwen2-VL and Qwen2.5-VL.
-const MIN_PIXELS: usize = 56 * 56;
 
 /// The rows of the output layer for the spellings of a word, f32 `[spellings, width]`.
 struct Word(Tensor);
@@ -128,7 +126,7 @@ impl LocalJudge {
         let reward = Self::load(config, context)?;
         let facts = reward.network.facts();
         let frames = Frames::Uniform(reward.config.frames.min(input.frames)).of(input.frames);
-        let medium = planned_medium(input, 1, reward.limits(), facts)?;
+        let medium = planned_medium(input, 1, processor_limits(reward.config.max_pixels), facts)?;
         let counts = vec![facts.tokens_of(&medium)?; frames.len()];
         let longest = reward.questions.iter().map(String::as_str).max_by_key(|question| question.len());
         let question = longest.unwrap_or_default().to_string() + &planned_prompt();
@@ -142,10 +140,6 @@ impl LocalJudge {
     fn text(&self, counts: &[usize], question: &str) -> Result<Vec<u32>> {
         let question = format!("{}{question} Answer with {}.", introduction(counts.len()), self.config.answer.form());
         chat_tokens(self.network.as_ref(), DEFAULT_SYSTEM, Placeholder::Image, counts, &question)
-    }
-
-    fn limits(&self) -> PixelLimits {
-        PixelLimits { min: MIN_PIXELS.min(self.config.max_pixels), max: self.config.max_pixels }
     }
 
     /// Checks all options and the questions, and returns the network's component.
@@ -223,7 +217,7 @@ impl RewardScorer for LocalJudge {
         }
         let words = &self.words;
         let facts = self.network.facts().clone();
-        let limits = self.limits();
+        let limits = processor_limits(self.config.max_pixels);
         let frames = Frames::Uniform(self.config.frames.min(total)).of(total);
         let pictures = frames.into_iter().map(|frame| Pixels::new(video, vec![frame], limits, &facts));
         let pictures = pictures.collect::<Result<Vec<Pixels>>>()?;
