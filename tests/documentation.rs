@@ -434,7 +434,7 @@ fn dependencies() -> BTreeMap<String, BTreeSet<String>> {
 
 /// How many packages, ours included, `cargo build` of a fresh checkout compiles at most.
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
-const MOST_PACKAGES: usize = 301;
+const MOST_PACKAGES: usize = 302;
 
 #[test]
 #[cfg(all(target_os = "linux", target_arch = "x86_64"))]
