@@ -48,7 +48,7 @@ pub fn write_clip(stem: &Path, video: &Video) -> Result<PathBuf> {
     Ok(path)
 }
 
-/// The file that [`write_clip`] wrote for `stem`. `None` if there is none.
+/// The file that [`write_clip`] wrote for `stem`; `None` without such a file.
 pub fn clip_file(stem: &Path) -> Option<PathBuf> {
     let paths = [PICTURE_EXTENSION, VIDEO_EXTENSION].map(|extension| with_clip_extension(stem, extension));
     paths.into_iter().find(|path| path.is_file())

@@ -2,9 +2,10 @@
 
     python tests/scripts/zimage_lora.py DIR
 
-DIR holds model/ (a diffusers directory), inputs.safetensors (latents [16, 1, H, W], caption [L, width], t [1], the
-decoder's latents) and the LoRA files under test (lora_*.safetensors). Writes DIR/outputs.safetensors: `base`, `picture`
-and one velocity (noise - clean, minus the raw output) by the name of each LoRA file.
+DIR holds model/ (a diffusers directory), inputs.safetensors (latents [16, 1, H, W], caption [L, width], t [1]) and the
+LoRA files under test (lora_*.safetensors). Writes DIR/outputs.safetensors: the velocity (noise - clean, minus the raw
+output) `base` and one by the name of each LoRA file, `picture` (the decoded latents) and `caption` (the features of a
+prompt).
 Exits with 77 when a package is not there.
 """
 
