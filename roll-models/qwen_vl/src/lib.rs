@@ -41,7 +41,11 @@ roll_core::inventory::submit! {
             let options = roll_core::parse_options(section, options)?;
             Ok(Box::new(open(section, &options, context)?))
         },
-        missing: |options, context| Ok(source::missing(&roll_core::parse_options("model", options)?, context)),
+        missing: |options, context| {
+            let options: QwenVlOptions = roll_core::parse_options("model", options)?;
+            let names = [&options.model_path, &options.config_path, &options.tokenizer_path];
+            Ok(source::missing(names.into_iter().flatten(), context))
+        },
         needs: |section, options, reads, input, context| {
             plan::needs(section, &roll_core::parse_options(section, options)?, reads, input, context)
         },

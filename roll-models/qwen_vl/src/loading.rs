@@ -31,7 +31,7 @@ const PATCH_EMBEDDING: &str = "visual.patch_embed.proj.weight";
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "lowercase")]
 pub enum WeightLocation {
-    /// On the device.
+    /// The device.
     #[default]
     Resident,
     /// In host memory; a pass has two blocks at a time on the device.
@@ -102,7 +102,7 @@ pub(super) struct NetworkFiles {
     pub config: QwenVlConfig,
     /// Names and shapes of the weights that are read.
     pub wanted: Vec<(String, Vec<usize>)>,
-    /// Dtype of the stored norms, which stands for that of the file.
+    /// Dtype of the stored norms, taken as that of the file.
     pub stored: DType,
     /// Directory of the weights.
     directory: PathBuf,

@@ -5,8 +5,6 @@ use std::path::{Path, PathBuf};
 use roll_core::{BuildContext, Error, Result, ResultExt};
 use roll_network::hub::Hub;
 
-use super::loading::QwenVlOptions;
-
 /// Patterns of files that a published network of the Hugging Face layout has.
 const NEEDED: &[&str] = &["config.json", "*.safetensors"];
 /// Small files of a published model: tokenizer, configurations, index of shards.
@@ -56,13 +54,12 @@ pub fn locate(name: &Path, context: &BuildContext) -> Result<PathBuf> {
     }
 }
 
-/// The names of the published models among `options` that a run would download first; `None` if all files are on this
+/// The names of published models among `names` whose files a run would download first; `None` if all files are on this
 /// machine, or downloads are off.
-pub fn missing(options: &QwenVlOptions, context: &BuildContext) -> Option<String> {
+pub fn missing<'a>(names: impl Iterator<Item = &'a PathBuf>, context: &BuildContext) -> Option<String> {
     let online = Hub::from_env();
     let offline = Hub { remote: None, ..online.clone() };
-    let names = [&options.model_path, &options.config_path, &options.tokenizer_path];
-    let names = names.into_iter().flatten().map(|name| name.to_string_lossy());
+    let names = names.map(|name| name.to_string_lossy());
     let is_missing =
         |name: &str| Published::parse(name, context).is_some_and(|published| published.find(&offline).is_err());
     let missing: Vec<String> = names.filter(|name| is_missing(name)).map(|name| format!("`{name}`")).collect();

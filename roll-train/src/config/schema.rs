@@ -108,7 +108,7 @@ pub(super) fn fill_nulls(tree: &mut Json) {
     for (name, default) in DEFAULTS.as_object().into_iter().flatten() {
         match tree.get_mut(name) {
             Some(Json::Object(_)) | None if is_component(name) => {}
-            Some(value) => fill(value, default),
+            Some(value) => fill(name, value, default, &KEYS),
             None => {}
         }
     }
@@ -200,8 +200,9 @@ fn check_component(
             option.check(&format!("{key}.{}", option.name), value).map_err(|e| provenance.with_place(e))?;
         }
     }
+    let keys = registration.keys();
     for (option, default) in defaults {
-        fill(map.entry(option).or_insert(Json::Null), &default);
+        fill(&option.clone(), map.entry(option).or_insert(Json::Null), &default, &keys);
     }
     Ok((!unknown.is_empty()).then(|| {
         format!(
@@ -219,15 +220,50 @@ fn at<'a>(map: &'a mut Map<String, Json>, path: &str) -> Option<&'a mut Json> {
     parts.try_fold(first, |value, part| value.get_mut(part))
 }
 
-/// Replaces `null` in a value by what `default` has there. Maps are filled key by key.
-fn fill(value: &mut Json, default: &Json) {
+/// Replaces `null` in the value of the key `path` by what `default` has there. A map of fields is filled field by field.
+/// A map of `keys` that has no fields, a choice (`{uniform: 8}`) or a map whose keys are data (`{VQ: 1}`), is replaced
+/// as a whole: an entry of the default beside those of the user would be another choice, or data of nobody.
+fn fill(path: &str, value: &mut Json, default: &Json, keys: &[Key]) {
+    // The keys of a map of fields are listed in its place.
+    let has_no_fields = || keys.iter().any(|key| key.name == path && !key.schema.is_null());
     match (value, default) {
+        (Json::Object(_), Json::Object(_)) if has_no_fields() => {}
         (Json::Object(map), Json::Object(defaults)) => {
-            for (key, default) in defaults {
-                fill(map.entry(key).or_insert(Json::Null), default);
+            for (name, default) in defaults {
+                fill(&format!("{path}.{name}"), map.entry(name).or_insert(Json::Null), default, keys);
             }
         }
         (value @ Json::Null, default) => *value = default.clone(),
         _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn choices_and_maps_of_data_are_not_mixed_with_the_default() {
+        let key = |name: &str| Key {
+            name: name.into(),
+            about: String::new(),
+            values: String::new(),
+            choices: Vec::new(),
+            default: None,
+            schema: serde_json::json!({"type": "object"}),
+        };
+        // `inner` is a map of fields: its fields are listed.
+        let keys = [key("frames"), key("inner.depth"), key("inner.weights")];
+        let default = serde_json::json!({"uniform": 8});
+        let mut value = serde_json::json!({"every": 2});
+        fill("frames", &mut value, &default, &keys);
+        assert_eq!(value, serde_json::json!({"every": 2}));
+        let mut absent = Json::Null;
+        fill("frames", &mut absent, &default, &keys);
+        assert_eq!(absent, default);
+        let default = serde_json::json!({"depth": 2, "weights": {"a": 1}});
+        let mut value = serde_json::json!({"weights": {"b": 3}});
+        fill("inner", &mut value, &default, &keys);
+        assert_eq!(value, serde_json::json!({"depth": 2, "weights": {"b": 3}}));
     }
 }

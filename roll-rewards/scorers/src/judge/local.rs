@@ -119,7 +119,7 @@ impl LocalJudge {
         Opened::with_network("judge", &component, about, context, || Ok(()), || Self::load(config.clone(), context))
     }
 
-    /// Memory and time of the network, for a plan. Without a network in this process, there are none.
+    /// Memory and time of the network, for a plan. A judge behind a service needs nothing here.
     pub(super) fn needs(options: &Options, input: &PlanInput, context: &BuildContext) -> Result<Needs> {
         let config: JudgeConfig = parse_options(Kind::Reward.section(), options)?;
         let Some(component) = config.local.clone() else { return Ok(Needs::default()) };
