@@ -78,6 +78,7 @@ mod thread_ranks;
 mod vote;
 #[cfg(unix)]
 mod watch;
+mod z_image;
 
 // For their registrations.
 use roll_backends as _;

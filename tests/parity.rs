@@ -77,6 +77,8 @@ mod vae22;
 mod vision_rewards;
 #[path = "parity/zimage_dit.rs"]
 mod zimage_dit;
+#[path = "parity/zimage_step.rs"]
+mod zimage_step;
 #[path = "parity/zimage_text.rs"]
 mod zimage_text;
 #[path = "parity/zimage_vae.rs"]
@@ -148,6 +150,7 @@ const KINDS: &[(&str, On, Run)] = &[
     ("vae22", On::DevicesAndDTypes, vae22::run),
     ("videoalign", On::DevicesAndDTypes, vision_rewards::video_align),
     ("zimage_dit", On::DevicesAndDTypes, zimage_dit::run),
+    ("zimage_step", On::DevicesAndDTypes, zimage_step::run),
     ("zimage_text", On::DevicesAndDTypes, zimage_text::run),
     ("zimage_vae", On::DevicesAndDTypes, zimage_vae::run),
 ];

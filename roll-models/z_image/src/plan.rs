@@ -77,7 +77,7 @@ fn find_networks(options: &ZImageOptions, network: Option<&str>, context: &Build
         Some(name) => Err(Error::UnknownName {
             kind: "network",
             name: name.into(),
-            nearest: nearest(name, [PUBLISHED].into_iter()).map(Into::into),
+            nearest: nearest(name, [PUBLISHED]).map(Into::into),
             known: PUBLISHED.into(),
         }),
         None if options.model_path.is_none() && options.dit_path.is_none() => {
