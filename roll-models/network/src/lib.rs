@@ -1,7 +1,8 @@
 //! Files that every network has: LoRA adapters, GGUF, tokenizers, models of the Hugging Face hub.
 //!
 //! - *Purpose*: [`weights`] and [`lora`] read and write the files of any network, [`trainable`] chooses the parameters
-//!   that are trained, [`trained`] holds them, [`pass`] and [`options`] have the settings of models, [`patch`], [`shapes`] and [`timestep`] are parts of transformers.
+//!   that are trained, [`trained`] holds them, [`pass`], [`options`] and [`machine`] have the settings of models,
+//!   [`patch`], [`shapes`] and [`timestep`] are parts of transformers.
 //! - *Dependencies*: `roll-core`, `roll-external`, `roll-backends` and `roll-weights`.
 //! - *Where to start*: `lora/mod.rs`, with the conventions of other trainers.
 //!
@@ -37,6 +38,7 @@ pub mod comma_list;
 pub mod headers;
 pub mod hub;
 pub mod lora;
+pub mod machine;
 pub mod names;
 pub mod new_checkpoint;
 pub mod options;

@@ -2,6 +2,7 @@
 
 use burn_tensor::{DType, Device};
 use roll_backends::{Memory, activation_dtype};
+use roll_core::{Pullback, Result, Tensor};
 
 /// The settings of a transformer's passes.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -39,4 +40,17 @@ pub struct PassMemory {
     /// Whether the results of self-attention stay on the device. The pullback then recomputes everything else. Per
     /// block, they are `[tokens, dim]` in the dtype of products, and a number per token and head.
     pub keeps_attention: bool,
+}
+
+/// The result of a batch of one, `[1, ...]`, and its pullback, in the shape of that one.
+///
+/// # Errors
+/// Fails if the result has not as many values as `shape`.
+pub fn of_one(batch: Tensor, pullback: Option<Pullback>, shape: &[usize]) -> Result<(Tensor, Option<Pullback>)> {
+    let (shape, batch_shape) = (shape.to_vec(), batch.shape().to_vec());
+    let one = batch.reshape(shape.clone())?;
+    let pullback = pullback.map(|pullback| {
+        Pullback::new(move |cotangent: &Tensor| pullback.pull(&cotangent.reshape(batch_shape)?)?.reshape(shape))
+    });
+    Ok((one, pullback))
 }

@@ -1,13 +1,12 @@
 //! Decides from options, networks and machine where the parts of a model lie, and what its recorded passes keep. The
 //! loader executes the decision, a [`Layout`], and `roll plan` counts its bytes.
 
-use burn_tensor::{DType, Device};
+use burn_tensor::DType;
 use roll_backends::weights::{MatrixStorage, Storage};
 use roll_backends::{EightBits, Memory};
-use roll_core::plan::PlanInput;
-use roll_core::{BuildContext, Error, Result, WeightPlacement};
+use roll_core::{Error, Result};
+pub use roll_network::machine::Machine;
 use roll_network::options::{KeepAttention, Placement};
-use roll_network::precision::DeviceTraits;
 use roll_network::trainable::kept_for_pullback;
 
 use crate::dit::{DitConfig, F32_PREFIXES};
@@ -46,41 +45,6 @@ impl Networks {
     pub fn of(dit: &TransformerFile, vae: VaeConfig) -> Result<Self> {
         let (stored_dtype, eight_bits) = (dit.stored_dtype(), dit.eight_bits());
         Ok(Self { dit: dit.config()?, stored_dtype, eight_bits, vae })
-    }
-}
-
-/// The device of a run and how the run uses the device, as far as a layout depends on them.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Machine {
-    /// Traits of the device.
-    pub device: DeviceTraits,
-    /// Bytes of the device's memory, if it is a GPU and they are known.
-    pub memory: Option<u64>,
-    /// Where the strategy wants the frozen weights.
-    pub placement: Option<WeightPlacement>,
-    /// Number of passes that the algorithm records at a time, if it is known.
-    pub recorded_passes: Option<usize>,
-}
-
-impl Machine {
-    /// The machine that a model is opened on.
-    pub fn of_run(context: &BuildContext, device: &Device) -> Self {
-        Self {
-            device: DeviceTraits::of(device),
-            memory: roll_backends::device::memory::total(&context.backend),
-            placement: context.placement,
-            recorded_passes: context.recorded_passes,
-        }
-    }
-
-    /// The machine of a plan.
-    pub fn planned(input: &PlanInput) -> Self {
-        Self {
-            device: DeviceTraits::planned(input.memory.is_some()),
-            memory: input.memory,
-            placement: input.division.placement,
-            recorded_passes: Some(input.passes.held()),
-        }
     }
 }
 

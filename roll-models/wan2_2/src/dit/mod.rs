@@ -12,6 +12,7 @@ mod rope;
 #[cfg(test)]
 mod tests;
 
+use roll_network::pass::of_one;
 pub use roll_network::pass::{PassMemory, PassSettings};
 pub use roll_network::trainable::Trainable;
 use roll_network::trained::Trained;
@@ -181,12 +182,7 @@ impl Dit {
     ) -> Result<(Tensor, Option<Pullback>)> {
         let input = VelocityInput { latents, timestep, conditioning };
         let (velocities, pullback) = self.velocities(&[input], adapter, grad)?;
-        let shape = latents.shape().to_vec();
-        let batch_shape = velocities.shape().to_vec();
-        let pullback = pullback.map(|pullback| {
-            Pullback::new(move |cotangent: &Tensor| pullback.pull(&cotangent.reshape(batch_shape)?)?.reshape(shape))
-        });
-        Ok((velocities.reshape(latents.shape())?, pullback))
+        of_one(velocities, pullback, latents.shape())
     }
 
     /// Computes the velocities of `inputs`, whose latents have the same shape, as one batch: `[B, C, T, H, W]`. The

@@ -21,6 +21,7 @@ use roll_core::{
     Adapter, Communicator, Conditioning, Grad, Noise, ParameterSpec, Pullback, Result, StateDict, Tensor, Timestep,
     VelocityInput,
 };
+use roll_network::pass::of_one;
 pub use roll_network::pass::{PassMemory, PassSettings};
 pub use roll_network::trainable::Trainable;
 use roll_network::trained::Trained;
@@ -146,12 +147,7 @@ impl Dit {
         kept: PassMemory,
     ) -> Result<(Tensor, Option<Pullback>)> {
         let (velocities, pullback) = self.velocities_keeping(&[input], adapter, grad, kept)?;
-        let (shape, batch_shape) = (input.latents.shape().to_vec(), velocities.shape().to_vec());
-        let velocity = velocities.reshape(shape.clone())?;
-        let pullback = pullback.map(|pullback| {
-            Pullback::new(move |cotangent: &Tensor| pullback.pull(&cotangent.reshape(batch_shape)?)?.reshape(shape))
-        });
-        Ok((velocity, pullback))
+        of_one(velocities, pullback, input.latents.shape())
     }
 
     /// Computes the velocities of `inputs`, whose latents have the same shape, as one batch: `[B, C, 1, H, W]`. The

@@ -22,8 +22,8 @@ const PICTURES: [&str; 7] = ["webp", "png", "apng", "avif", "heif", "jpg", "jpeg
 /// Metadata tables that an error points to if the directory has one.
 const TABLES: [&str; 4] = ["metadata.csv", "metadata.tsv", "metadata.jsonl", "metadata.json"];
 
-/// The videos in `directory`, or its pictures if it has no videos, sorted by name, without the files that macOS writes beside them (`._a.mp4`). A directory
-/// without a video is an error.
+/// The videos in `directory`, or its pictures if it has no videos, sorted by name, without the files that macOS writes
+/// beside them (`._a.mp4`). A directory without either is an error.
 pub(super) fn videos(directory: &Path) -> Result<Vec<PathBuf>> {
     let (mut videos, mut pictures) = (Vec::new(), Vec::new());
     for entry in std::fs::read_dir(directory).map_err(Error::file("list", directory))? {
