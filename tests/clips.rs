@@ -395,7 +395,7 @@ fn a_mask_has_the_crop_and_the_window_of_its_clip() {
             windows: Windows::Sliding(4),
             ..DataConfig::default()
         };
-        Dataset::open(&config, VideoUnit { height: 16, width: 16, frames: 4 }).unwrap()
+        Dataset::open(&config, VideoUnit { height: 16, width: 16, frames: 4, most_frames: None }).unwrap()
     };
     let data = open("masked.csv");
     let grey = |row: &roll_core::Sample| {

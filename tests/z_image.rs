@@ -9,7 +9,7 @@ use crate::program::done;
 fn train(directory: &Path, algorithm: &str, out: &str, steps: &str, settings: &[&str]) {
     let fixed = [
         "model={name: z_image, model_path: tiny, lora_rank: 2}",
-        "data={metadata: prompts.txt, num_frames: 1, height: 32, width: 48}",
+        "data={metadata: prompts.txt, height: 32, width: 48}",
         "reward={name: brightness}",
         "algo.guidance_scale=3.5",
         "save_steps=1",

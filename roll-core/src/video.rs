@@ -104,21 +104,32 @@ pub struct VideoUnit {
     /// Numbers of frames are one more than a multiple of this, because a causal video encoder takes the first frame
     /// alone.
     pub frames: usize,
+    /// The most frames of a video; 1 for a model of pictures.
+    pub most_frames: Option<usize>,
 }
 
 impl Default for VideoUnit {
     /// The unit of most Wan models: a VAE of stride 4 x 8 x 8, and patches of 2 x 2.
     fn default() -> Self {
-        Self { height: 16, width: 16, frames: 4 }
+        Self { height: 16, width: 16, frames: 4, most_frames: None }
     }
 }
 
 impl VideoUnit {
     /// The largest possible number of frames of at most `available`; 0 if none is available.
     pub fn frames_within(&self, available: usize) -> usize {
-        match available {
+        match self.most_frames.map_or(available, |most| available.min(most)) {
             0 => 0,
             n => (n - 1) / self.frames * self.frames + 1,
+        }
+    }
+
+    /// The possible numbers of frames in words, as the end of "the model takes ...".
+    pub fn possible_frames(&self) -> String {
+        match self.most_frames {
+            Some(1) => "pictures, which are videos of one frame".into(),
+            Some(most) => format!("one more than a multiple of {} frames, at most {most}", self.frames),
+            None => format!("one more than a multiple of {} frames", self.frames),
         }
     }
 

@@ -212,11 +212,13 @@ fn clip_sizes_are_multiples_of_the_model_unit() {
     let dir = tempfile::tempdir().unwrap();
     let config = DataConfig { max_pixels: 1 << 20, num_frames: 81, ..write(dir.path()) };
     let dims = |unit| Dataset::open(&config, unit).unwrap().sample(0).unwrap().video.dims();
-    assert_eq!(dims(VideoUnit { height: 32, width: 32, frames: 4 }), [5, 32, 64]);
-    assert_eq!(dims(VideoUnit { height: 8, width: 2, frames: 1 }), [7, 40, 70]);
-    assert_eq!(dims(VideoUnit { height: 8, width: 2, frames: 8 }), [1, 40, 70]);
+    assert_eq!(dims(VideoUnit { height: 32, width: 32, frames: 4, most_frames: None }), [5, 32, 64]);
+    assert_eq!(dims(VideoUnit { height: 8, width: 2, frames: 1, most_frames: None }), [7, 40, 70]);
+    assert_eq!(dims(VideoUnit { height: 8, width: 2, frames: 8, most_frames: None }), [1, 40, 70]);
     let fixed = DataConfig { height: Some(48), width: Some(64), ..config };
-    let told = Dataset::open(&fixed, VideoUnit { height: 32, width: 32, frames: 4 }).unwrap_err().to_string();
+    let told = Dataset::open(&fixed, VideoUnit { height: 32, width: 32, frames: 4, most_frames: None })
+        .unwrap_err()
+        .to_string();
     assert!(told.contains("data.height") && told.contains("found 48"), "{told}");
 }
 

@@ -143,8 +143,7 @@ fn check_frames_and_size(unit: VideoUnit, frames: usize, [height, width]: [usize
     let refused = |argument: &str, problem: String| Err(Error::Unsupported(format!("{argument}: {problem}")));
     let near = unit.frames_within(frames).max(1);
     if near != frames {
-        let problem =
-            format!("the model takes one more than a multiple of {}, such as {near}; found {frames}", unit.frames);
+        let problem = format!("the model takes {}, such as {near}; found {frames}", unit.possible_frames());
         return refused("--frames", problem);
     }
     for (argument, side, unit) in [("--height", height, unit.height), ("--width", width, unit.width)] {

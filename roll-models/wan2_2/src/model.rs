@@ -430,7 +430,7 @@ fn require_encoder(text: &Option<TextEncoder>) -> Result<&TextEncoder> {
 /// The unit of the video sizes that a VAE and a transformer can process.
 pub(super) fn video_unit(vae: &VaeConfig, dit: &DitConfig) -> VideoUnit {
     let ([_, height, width], stride) = (dit.patch, vae.spatial_stride());
-    VideoUnit { height: stride * height, width: stride * width, frames: vae.temporal_stride() }
+    VideoUnit { height: stride * height, width: stride * width, frames: vae.temporal_stride(), most_frames: None }
 }
 
 /// Stores the tensors of `stack` in the slots at `positions`.

@@ -117,7 +117,8 @@ fn require_encoder(text: &Option<PromptEncoder>) -> Result<&PromptEncoder> {
 /// The unit of the sizes that a VAE of this size and the transformer can process.
 pub(crate) fn picture_unit(vae: &VaeConfig) -> VideoUnit {
     let [_, height, width] = PATCH;
-    VideoUnit { height: vae.spatial_stride() * height, width: vae.spatial_stride() * width, frames: 1 }
+    let stride = vae.spatial_stride();
+    VideoUnit { height: stride * height, width: stride * width, frames: 1, most_frames: Some(1) }
 }
 
 /// Number of tokens of a picture with latents of `[height, width]` and a caption of `caption` tokens, filled.

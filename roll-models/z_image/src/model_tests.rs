@@ -146,7 +146,7 @@ fn refuses_videos_other_sizes_and_missing_files() {
     let dir = tempfile::tempdir().unwrap();
     init_tiny(dir.path(), 3).unwrap();
     let mut model = opened(&options(dir.path())).unwrap();
-    assert_eq!(model.video_unit(), VideoUnit { height: 16, width: 16, frames: 1 });
+    assert_eq!(model.video_unit(), VideoUnit { height: 16, width: 16, frames: 1, most_frames: Some(1) });
     assert!(!model.takes_image() && model.schedule().shift == 3.0);
     let video = ConditionInput { frames: 5, ..input("") };
     assert!(model.encode(&video).unwrap_err().to_string().contains("one frame"));

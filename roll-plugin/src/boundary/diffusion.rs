@@ -50,13 +50,13 @@ impl RemoteModel {
         self.remote.source.key(returned)
     }
 
-    /// Fails on a unit of 0 in any dimension.
+    /// Fails on a unit of 0 in any dimension, and on a model that makes no frame.
     fn checked_unit(&self, unit: VideoUnit) -> Result<VideoUnit> {
-        let VideoUnit { height, width, frames } = unit;
-        if height.min(width).min(frames) == 0 {
+        let VideoUnit { height, width, frames, most_frames } = unit;
+        if height.min(width).min(frames).min(most_frames.unwrap_or(usize::MAX)) == 0 {
             return Err(Error::Misuse(format!(
                 "the unit of videos must be at least 1 in each dimension, found {height} x {width} pixels and {frames} \
-                 frames"
+                 frames, at most {most_frames:?}"
             )));
         }
         Ok(unit)

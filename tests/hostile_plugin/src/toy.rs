@@ -147,7 +147,7 @@ impl DiffusionModel for ToyModel {
     }
     fn video_unit(&self) -> VideoUnit {
         let width = if self.fault.how == "no unit" { 0 } else { 24 };
-        VideoUnit { height: 8, width, frames: 2 }
+        VideoUnit { height: 8, width, frames: 2, most_frames: None }
     }
     fn encode(&mut self, input: &ConditionInput) -> Result<Conditioning> {
         self.fault.at("encode")?;

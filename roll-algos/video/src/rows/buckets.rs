@@ -112,7 +112,7 @@ fn ratio_size(ratio: f64, clip: [usize; 2], max_pixels: usize, unit: VideoUnit) 
 mod tests {
     use super::*;
 
-    const UNIT: VideoUnit = VideoUnit { height: 16, width: 16, frames: 4 };
+    const UNIT: VideoUnit = VideoUnit { height: 16, width: 16, frames: 4, most_frames: None };
 
     #[test]
     fn bucket_has_nearest_ratio_and_longest_available_length() {
@@ -160,7 +160,7 @@ mod tests {
         let of = |size| shape_of_clip(&Probed { size, frames: 9, fps: 8.0 }, &config, UNIT).map(|found| found.bucket);
         assert_eq!(of([40, 70]), Ok(Bucket { frames: 5, size: [16, 48] }));
         assert!(of([4, 4]).is_err());
-        let unit = VideoUnit { height: 32, width: 32, frames: 8 };
+        let unit = VideoUnit { height: 32, width: 32, frames: 8, most_frames: None };
         let probed = Probed { size: [72, 144], frames: 16, fps: 8.0 };
         let roomy = DataConfig { bucket_ratios: vec![2.0], num_frames: 81, ..DataConfig::default() };
         let found = shape_of_clip(&probed, &roomy, unit).map(|found| found.bucket);

@@ -6,6 +6,7 @@ use std::path::{Path, PathBuf};
 use roll_core::keys::check_ranges;
 use roll_core::{Error, Result, VideoUnit};
 use roll_media::{Decoder, check_size};
+use roll_train::progress::counted;
 use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
@@ -46,7 +47,7 @@ pub struct DataConfig {
     #[schemars(range(min = 1))]
     pub width: Option<usize>,
     /// Upper limit on the frames taken from a clip, and the frames generated for a row without one. The number is always
-    /// one more than a multiple of the model's unit (4).
+    /// one more than a multiple of the model's unit (4). A model of pictures takes one frame, whatever this number is.
     #[schemars(range(min = 1))]
     pub num_frames: usize,
     /// The samples of a clip that has more than `num_frames` frames. Clips of `evaluation.metadata` have one sample.
@@ -204,20 +205,20 @@ impl DataConfig {
             }
         }
         if let Some(frames) = self.bucket_frames.iter().find(|n| unit.frames_within(**n) != **n) {
-            let problem = format!("the model takes one more than a multiple of {} frames, found {frames}", unit.frames);
+            let problem = format!("the model takes {}; found {frames}", unit.possible_frames());
             return Err(Error::config("data.bucket_frames", problem));
         }
         Ok(())
     }
 
-    /// Returns a note if the model's unit reduces the frames of a clip to fewer than `num_frames`.
+    /// Returns a note if the model's unit reduces the frames of a clip to fewer than a configured `num_frames`.
     pub fn unit_note(&self, unit: VideoUnit) -> Option<String> {
-        let usable_frames = unit.frames_within(self.num_frames);
-        (usable_frames != self.num_frames).then(|| {
+        let (wanted, usable_frames) = (self.num_frames, unit.frames_within(self.num_frames));
+        (usable_frames != wanted && wanted != Self::default().num_frames).then(|| {
             format!(
-                "`data.num_frames: {}`: at most {usable_frames} frames of a clip are used; the model takes one more \
-                 than a multiple of {}",
-                self.num_frames, unit.frames
+                "`data.num_frames: {wanted}`: at most {} of a clip; the model takes {}",
+                counted(usable_frames as u64, "frame"),
+                unit.possible_frames()
             )
         })
     }
@@ -295,7 +296,7 @@ mod tests {
     fn rejects_sizes_the_model_does_not_support() {
         let sized = DataConfig { height: Some(64), width: Some(112), ..DataConfig::default() };
         let told = |config: &DataConfig, unit| config.check_unit(unit).err().map(|e| e.to_string());
-        let wide = VideoUnit { height: 32, width: 32, frames: 4 };
+        let wide = VideoUnit { height: 32, width: 32, frames: 4, most_frames: None };
         assert_eq!(told(&sized, VideoUnit::default()), None);
         let problem = told(&sized, wide).unwrap_or_default();
         assert!(problem.contains("data.width") && problem.contains("multiples of 32, such as 96"), "{problem}");
@@ -309,5 +310,10 @@ mod tests {
         assert!(
             note(10).is_some_and(|note| note.contains("`data.num_frames: 10`") && note.contains("at most 9 frames"))
         );
+        let pictures = VideoUnit { frames: 1, most_frames: Some(1), ..wide };
+        assert_eq!([0, 1, 81].map(|frames| pictures.frames_within(frames)), [0, 1, 1]);
+        let note = |num_frames| DataConfig { num_frames, ..DataConfig::default() }.unit_note(pictures);
+        assert_eq!(note(DataConfig::default().num_frames), None);
+        assert!(note(5).is_some_and(|note| note.contains("at most 1 frame of a clip; the model takes pictures")));
     }
 }

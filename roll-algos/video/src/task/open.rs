@@ -97,7 +97,7 @@ impl ClipParts {
         };
         let Sources { data_config, store, train, mut evaluation } = Sources::open(opening, &clips, found);
         let sets = checked_sets(&clips, reference_reader.as_deref(), evaluation.as_ref(), train.as_ref());
-        check_rows(&sets, config, &clips, &clip_use, found);
+        check_rows(&sets, config, &clip_use, found);
         let unseen = evaluation.as_ref().and_then(EvaluationSources::unseen);
         let seen = train.as_ref().zip(unseen).map_or(0, |(train, unseen)| count_seen(&clips, train, unseen, found));
 
@@ -391,10 +391,10 @@ fn checked_sets<'a>(
 }
 
 /// Checks that algorithm and rewards can use the rows.
-fn check_rows(sets: &[Rows<'_>], config: &RunConfig, clips: &ClipConfig, clip_use: &ClipUse, found: &mut Findings) {
+fn check_rows(sets: &[Rows<'_>], config: &RunConfig, clip_use: &ClipUse, found: &mut Findings) {
     for rows in sets {
         let section = if rows.key == "data.metadata" { "data" } else { "evaluation" };
-        if found.open(section, || rows.check(config, clips, clip_use)).is_none() {
+        if found.open(section, || rows.check_clips(config, clip_use)).is_none() {
             break;
         }
         if rows.key == "evaluation.metadata" {
@@ -443,7 +443,9 @@ fn check_model(
         found.open("evaluation", || check_no_clips(clips));
     }
     let Some(model) = network.model.as_diffusion() else { return };
-    let clip = smallest_clip(model.video_unit());
+    let unit = model.video_unit();
+    found.open("data", || sets.iter().try_for_each(|rows| rows.check_length(config, clips, clip_use, unit)));
+    let clip = smallest_clip(unit);
     found.open("model", || {
         model.check_input(&clip)?;
         sets.iter().try_for_each(|rows| rows.check_pictures(model, &clip))

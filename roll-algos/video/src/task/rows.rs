@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use roll_core::{ClipUse, ConditionInput, DiffusionModel, Error, Reference, Result, ResultExt};
+use roll_core::{ClipUse, ConditionInput, DiffusionModel, Error, Reference, Result, ResultExt, VideoUnit};
 use roll_media::Probed;
 use roll_train::config::RunConfig;
 use roll_train::progress::counted;
@@ -49,9 +49,8 @@ impl Rows<'_> {
         rows_without_clip.find_map(|row| Some((row, reasons[usize::from(row.image.is_some())].clone()?)))
     }
 
-    /// Fails if a row lacks a clip that the algorithm or a reward needs, or has a picture as its clip although several
-    /// frames are generated.
-    pub(super) fn check(&self, config: &RunConfig, clips: &ClipConfig, clip_use: &ClipUse) -> Result<()> {
+    /// Fails if a row lacks a clip that the algorithm or a reward needs.
+    pub(super) fn check_clips(&self, config: &RunConfig, clip_use: &ClipUse) -> Result<()> {
         let name = &config.algo.name;
         for reader in [None].into_iter().chain(self.reference_readers.iter().copied().map(Some)) {
             if let Some((row, reason)) = self.without_clip(config, clip_use, reader) {
@@ -64,7 +63,19 @@ impl Rows<'_> {
                 return Err(Error::config(self.key, problem));
             }
         }
-        let (frames, generates_videos) = (clips.data.num_frames, clip_use.why_needed.is_none());
+        Ok(())
+    }
+
+    /// Fails if a row has a picture as its clip although several frames are generated.
+    pub(super) fn check_length(
+        &self,
+        config: &RunConfig,
+        clips: &ClipConfig,
+        clip_use: &ClipUse,
+        unit: VideoUnit,
+    ) -> Result<()> {
+        let name = &config.algo.name;
+        let (frames, generates_videos) = (unit.frames_within(clips.data.num_frames), clip_use.why_needed.is_none());
         if frames > 1
             && (generates_videos || !config.reward.is_empty())
             && let Some(row) = self.metadata.picture_as_clip(self.count)

@@ -202,7 +202,9 @@ impl Interview<'_, '_> {
                 }
             })?;
         }
-        self.ask_value("data.num_frames", "Frames of a video", frames)?;
+        if unit.most_frames != Some(1) {
+            self.ask_value("data.num_frames", "Frames of a video", frames)?;
+        }
         Ok(data)
     }
 

@@ -417,7 +417,7 @@ fn p9_values_are_checked_where_they_arrive() {
     assert_eq!(defaults["bins"], 8);
     // A unit of videos that cannot be is the default one.
     let unit = |loaded: bool, how: &str| model(loaded, how).as_diffusion().unwrap().video_unit();
-    assert_eq!(unit(true, ""), VideoUnit { height: 8, width: 24, frames: 2 });
+    assert_eq!(unit(true, ""), VideoUnit { height: 8, width: 24, frames: 2, most_frames: None });
     assert_eq!((unit(false, ":no unit").width, unit(true, ":no unit")), (0, VideoUnit::default()));
     assert_eq!(reward(true, "").on_missing(), OnMissing::Value(-1.0));
 }
