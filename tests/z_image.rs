@@ -1,9 +1,11 @@
-//! Z-Image as the program runs it: every algorithm that generates its pictures trains it, and a stopped run goes on with
-//! the same bits.
+//! Z-Image as the program runs it: every algorithm that generates its pictures trains it, a stopped run goes on with the
+//! same bits, and so does the model as a plugin and with sharded weights.
 
 use std::path::Path;
 
+use crate::plugins::library;
 use crate::program::done;
+use crate::world::{checkpoint_file, metrics};
 
 /// `roll run` of `algorithm` on the small checkpoint, with guidance, into `out`.
 fn train(directory: &Path, algorithm: &str, out: &str, steps: &str, settings: &[&str]) {
@@ -48,5 +50,43 @@ fn policy_gradients_train_z_image() {
     let directory = small_checkpoint();
     for algorithm in ["diffusion_nft", "flow_grpo"] {
         train(directory.path(), algorithm, algorithm, "1", &[]);
+    }
+}
+
+/// Metrics without times, and the bytes of the adapter and of the optimizer after two steps.
+fn results(directory: &Path, run: &str) -> (Vec<serde_json::Value>, [Vec<u8>; 2]) {
+    let run = directory.join(run);
+    let files = ["adapter.safetensors", "trainer/optimizer.safetensors"];
+    (metrics(&run), files.map(|file| checkpoint_file(&run, 2, file)))
+}
+
+#[test]
+fn z_image_as_a_plugin_trains_with_the_same_bits() {
+    let directory = small_checkpoint();
+    let path = directory.path();
+    let plugin = format!("plugins=[{}]", library("z_image"));
+    for algorithm in ["reward_fl", "flow_grpo"] {
+        let [linked, loaded] = ["linked", "loaded"].map(|how| format!("{algorithm}-{how}"));
+        train(path, algorithm, &linked, "2", &[]);
+        train(path, algorithm, &loaded, "2", &[&plugin, "plugins_replace=true"]);
+        assert!(results(path, &loaded) == results(path, &linked), "{algorithm}");
+    }
+}
+
+#[test]
+fn location_of_weights_changes_no_bit_of_z_image() {
+    let directory = small_checkpoint();
+    let path = directory.path();
+    let two = ["ranks=2", "strategy.name=zero"];
+    train(path, "reward_fl", "resident", "2", &two);
+    for (out, setting) in [
+        ("sharded", "strategy.stage=3"),
+        ("host", "model.weight_store=host"),
+        ("streamed", "model.weight_store=streamed"),
+        ("offloaded", "model.use_gradient_checkpointing_offload=true"),
+        ("attention", "model.keep_attention=true"),
+    ] {
+        train(path, "reward_fl", out, "2", &[two[0], two[1], setting]);
+        assert!(results(path, out) == results(path, "resident"), "{out}");
     }
 }
