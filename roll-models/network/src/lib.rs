@@ -37,6 +37,7 @@ pub mod byte_level;
 pub mod comma_list;
 pub mod headers;
 pub mod hub;
+pub mod known;
 pub mod lora;
 pub mod machine;
 pub mod names;

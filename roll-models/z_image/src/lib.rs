@@ -9,6 +9,7 @@
 
 mod adapter_io;
 mod check;
+mod describe;
 pub mod dit;
 mod files;
 pub mod init_tiny;
