@@ -3,8 +3,10 @@
 
 use std::path::Path;
 
+use roll_network::weights::{Checkpoint, save_safetensors};
+
 use crate::plugins::library;
-use crate::program::done;
+use crate::program::{done, fails, roll};
 use crate::world::{checkpoint_file, metrics};
 
 /// `roll run` of `algorithm` on the small checkpoint, with guidance, into `out`.
@@ -88,5 +90,33 @@ fn location_of_weights_changes_no_bit_of_z_image() {
     ] {
         train(path, "reward_fl", out, "2", &[two[0], two[1], setting]);
         assert!(results(path, out) == results(path, "resident"), "{out}");
+    }
+}
+
+#[test]
+fn a_lora_of_z_image_is_fused_and_divided_again_and_its_files_are_described() {
+    let directory = small_checkpoint();
+    let path = directory.path();
+    train(path, "reward_fl", "run", "1", &[]);
+    done(path, &["convert-lora", "run", "plain.safetensors", "--to", "diffusers"]);
+    done(path, &["convert-lora", "run", "fused.safetensors", "--to", "kohya", "--names", "fused"]);
+    let back = ["convert-lora", "fused.safetensors", "back.safetensors", "--to", "diffusers"];
+    fails(&roll(path, &back), 2, &["--base"]);
+    done(path, &[&back[..], &["--base", "tiny/transformer"]].concat());
+    let tensors = |name: &str| Checkpoint::open(path.join(name)).unwrap().all().unwrap();
+    let (back, plain) = (tensors("back.safetensors"), tensors("plain.safetensors"));
+    assert_eq!(back.keys().collect::<Vec<_>>(), plain.keys().collect::<Vec<_>>());
+    assert!(plain.iter().all(|(name, tensor)| back[name].as_bytes() == tensor.as_bytes()));
+    assert!(tensors("fused.safetensors").contains_key("lora_unet_layers_0_attention_qkv.lora_down.weight"));
+    let wan = ["convert-lora", "wan.safetensors", "x.safetensors", "--to", "kohya", "--names", "fused"];
+    let tensor = |shape: [usize; 2]| roll_core::Tensor::full(shape, 1.0);
+    let layer = "diffusion_model.blocks.0.self_attn.q";
+    let [down, up] =
+        [("lora_A", [1, 4]), ("lora_B", [4, 1])].map(|(name, shape)| (format!("{layer}.{name}.weight"), tensor(shape)));
+    save_safetensors(&path.join("wan.safetensors"), &[down, up].into(), &Default::default()).unwrap();
+    fails(&roll(path, &wan), 2, &["wan.safetensors", "leave --names out"]);
+    let about = done(path, &["inspect", "tiny"]);
+    for part in ["Z-Image transformer", "KL autoencoder", "language model", "1 noise refiners"] {
+        assert!(about.contains(part), "no {part} in {about}");
     }
 }
