@@ -11,6 +11,8 @@ mod adapter_io;
 mod check;
 mod describe;
 pub mod dit;
+#[cfg(test)]
+mod eight_bits_tests;
 mod files;
 pub mod init_tiny;
 pub mod keys;
