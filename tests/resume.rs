@@ -321,8 +321,16 @@ fn video(world: &World, model: &[&str], out: &str, algorithm: &[&str]) -> Comman
 /// Every algorithm, one of them on three ranks, and the models.
 const KILLED: [KilledRun; 10] = [
     KilledRun { name: "reward_fl", command: |world, out| video(world, &SETTINGS, out, &REWARD_FL), files: COMPARED },
-    KilledRun { name: "flow_matching", command: |world, out| video(world, &SETTINGS, out, &FLOW_MATCHING), files: COMPARED },
-    KilledRun { name: "diffusion_nft", command: |world, out| video(world, &SETTINGS, out, &DIFFUSION_NFT), files: COMPARED },
+    KilledRun {
+        name: "flow_matching",
+        command: |world, out| video(world, &SETTINGS, out, &FLOW_MATCHING),
+        files: COMPARED,
+    },
+    KilledRun {
+        name: "diffusion_nft",
+        command: |world, out| video(world, &SETTINGS, out, &DIFFUSION_NFT),
+        files: COMPARED,
+    },
     KilledRun { name: "flow_grpo", command: |world, out| video(world, &SETTINGS, out, &FLOW_GRPO), files: COMPARED },
     KilledRun {
         name: "agentic_ppo",
