@@ -11,7 +11,7 @@ use roll_network::trainable::Trainable;
 
 use crate::dit::{DitConfig, lora_parameters};
 use crate::files::ComponentFiles;
-use crate::layout::{BLOCK_WORDS, DECODER_WORDS, F32_SIZE, Layout, Machine, Networks, RESERVE};
+use crate::layout::{BLOCK_WORDS, F32_SIZE, Layout, Machine, Networks, RESERVE};
 use crate::model::{picture_unit, tokens};
 use crate::options::ZImageOptions;
 use crate::vae::VaeConfig;
@@ -199,7 +199,9 @@ impl<'a> Plan<'a> {
                 format!("{} tokens x ({residual} x {} + {feed_forward} x {}) x 4 B", self.tokens, dit.dim, dit.ffn_dim);
             return MemoryItem::new("pullback of one block", [block, 0], formula);
         }
-        let formula = format!("inputs of its blocks, and {DECODER_WORDS} x the largest in f32; an estimate");
+        let source = if self.layout.machine.device.is_gpu { "an estimate" } else { "as counted" };
+        let words = self.layout.decoder_words();
+        let formula = format!("inputs of its blocks, and {words} x the largest in f32; {source}");
         MemoryItem::new("decoder and its pullback", [decoder, 0], formula)
     }
 

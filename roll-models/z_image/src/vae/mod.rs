@@ -18,7 +18,7 @@ use roll_backends::{Resident, WeightStore, to_device, to_host};
 use roll_core::{Error, Grad, Pullback, Result, StateDict, Tensor};
 use roll_network::precision::as_dtype;
 
-pub use config::{DecoderInput, VaeConfig};
+pub use config::{DECODER_WORDS, DecoderInput, VaeConfig};
 
 use block::Block;
 
