@@ -33,6 +33,7 @@
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
+pub mod bench;
 pub mod byte_level;
 pub mod comma_list;
 pub mod headers;

@@ -8,6 +8,7 @@
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 mod adapter_io;
+mod bench;
 mod check;
 mod describe;
 pub mod dit;

@@ -21,7 +21,7 @@ pub const PUBLISHED: &str = "z-image";
 /// Height and width of pictures in pixels if each has its own size.
 const DEFAULT_SIZE: [usize; 2] = [1024, 1024];
 /// Tokens of a prompt that a plan assumes, template included.
-const PROMPT_TOKENS: usize = 128;
+pub const PROMPT_TOKENS: usize = 128;
 /// Bytes of the process itself.
 const PROCESS: usize = 60 << 20;
 /// Bytes per second from pageable host memory to a GPU.
@@ -92,7 +92,7 @@ fn find_networks(options: &ZImageOptions, network: Option<&str>, context: &Build
 }
 
 /// A run whose memory and time are estimated.
-struct Plan<'a> {
+pub struct Plan<'a> {
     layout: Layout,
     input: &'a PlanInput,
     trainable: Trainable,
@@ -103,12 +103,13 @@ struct Plan<'a> {
     /// Height and width in latent pixels.
     latents: [usize; 2],
     /// Tokens of picture and caption, filled.
-    tokens: usize,
+    pub tokens: usize,
     keeps_attention: bool,
 }
 
 impl<'a> Plan<'a> {
-    fn new(layout: Layout, input: &'a PlanInput, trainable: Trainable) -> Result<Self> {
+    /// A plan of a run on `layout` that trains `trainable`.
+    pub fn new(layout: Layout, input: &'a PlanInput, trainable: Trainable) -> Result<Self> {
         let dit = &layout.networks.dit;
         let trained = match &trainable {
             Trainable::Frozen => 0,
@@ -206,7 +207,7 @@ impl<'a> Plan<'a> {
     }
 
     /// The phases of a step, of all samples of a rank, under the names of their metrics.
-    fn time(&self) -> Vec<PhaseCost> {
+    pub fn time(&self) -> Vec<PhaseCost> {
         let (input, speed) = (self.input, self.input.speed);
         let [samples, velocities, recorded, references] =
             [input.samples, input.passes.forward, input.passes.pulled, input.passes.references()].map(|n| n as f64);
