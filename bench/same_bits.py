@@ -38,6 +38,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 VIDEO = ["model.model_paths=tiny/wan22_paths.json", "model.tokenizer_path=tiny/google/umt5-xxl", "model.lora_rank=2",
          "data.metadata=metadata.csv", "data.height=64", "data.width=64", "data.num_frames=5", "sample_steps=0",
          "training.learning_rate=1e-3"]
+PICTURES = ["model.name=z_image", "model.model_path=pictures", "model.lora_rank=2", "data.metadata=metadata.csv",
+            "data.height=64", "data.width=64", "data.num_frames=1", "sample_steps=0", "training.learning_rate=1e-3"]
 SHORT = ["algo.num_inference_steps=2", "algo.mid_timestep=1", "algo.final_timestep=1"]
 LONGER = ["algo.num_inference_steps=5", "algo.mid_timestep=0", "algo.final_timestep=4"]
 REWARD = ["reward.name=brightness"]
@@ -63,11 +65,13 @@ RUNS = [
     ("reward_fl, int8, averaged", "reward_fl",
      [*VIDEO, *REWARD, *SHORT, "model.weights_dtype=int8", "training.average=0.9"]),
     ("reward_fl, bf16", "reward_fl", [*VIDEO, *REWARD, *SHORT, "model.compute_dtype=bf16"]),
+    ("reward_fl, z_image", "reward_fl", [*PICTURES, *REWARD, *SHORT]),
     ("flow_matching", "flow_matching", VIDEO),
     ("flow_matching, all weights", "flow_matching", [*VIDEO, *ALL_WEIGHTS, "model.trainable_models=dit2"]),
     ("diffusion_nft", "diffusion_nft", [*VIDEO, *GROUPS, "algo.data_weight=0.5", "algo.reward_gradient.weight=0.1"]),
     ("diffusion_nft, awm", "diffusion_nft", [*VIDEO, *GROUPS, "algo.loss=awm", "algo.updates_per_step=2"]),
     ("flow_grpo", "flow_grpo", [*VIDEO, *GROUPS, "algo.updates_per_step=2"]),
+    ("flow_grpo, z_image", "flow_grpo", [*PICTURES, *GROUPS]),
     ("flow_grpo, shared prefix", "flow_grpo",
      [*VIDEO, *GROUPS, "algo.same_latent=true", "algo.share_prefix=true", "algo.window=1", "algo.step_weight=noise"]),
     ("agentic_ppo", "agentic_ppo", WORLD),
@@ -88,7 +92,7 @@ RANKS = [
     ("2 ranks, stage 3", ["ranks=2", "strategy.name=zero", "strategy.stage=3"]),
 ]
 # Built-in components that are libraries too.
-PLUGINS = ["zero", "wan2_2", "insightface", "reward_fl", "diffusion_nft", "flow_grpo", "agentic_ppo"]
+PLUGINS = ["zero", "wan2_2", "z_image", "insightface", "reward_fl", "diffusion_nft", "flow_grpo", "agentic_ppo"]
 # Runs and ranks of the self-test.
 SELF_TEST = [("reward_fl", "1 rank"), ("flow_matching", "2 ranks"), ("agentic_ppo", "1 rank"), ("sft", "2 ranks")]
 # The tensor of a checkpoint that was written while a rollout of the next step was under way.
@@ -140,7 +144,8 @@ def differences(before, after):
 
 def make_world(roll, directory):
     """Networks, four clips of the demo, and conversations."""
-    subprocess.run([roll, "init-tiny", directory / "tiny", "--kind", "i2v"], check=True, capture_output=True)
+    for name, kind in [("tiny", "i2v"), ("pictures", "z_image")]:
+        subprocess.run([roll, "init-tiny", directory / name, "--kind", kind], check=True, capture_output=True)
     clips = ROOT / "demo" / "assets" / "clips" / "train"
     rows = (clips / "metadata.csv").read_text().splitlines()[:5]
     (directory / "metadata.csv").write_text("\n".join(rows) + "\n")
@@ -176,8 +181,9 @@ class Comparison:
         """Trains for two steps with a checkpoint each; returns the run directory."""
         self.number += 1
         out = self.directory / f"run{self.number}"
-        model = "causal_lm" if algorithm in ("agentic_ppo", "sft", "dpo") else "wan2_2"
-        command = [roll, "run", "-q", "--algo", algorithm, "--model", model, "--out", out, "--steps", "2"]
+        command = [roll, "run", "-q", "--algo", algorithm, "--out", out, "--steps", "2"]
+        if not any(setting.startswith("model.name=") for setting in settings):
+            command += ["--model", "causal_lm" if algorithm in ("agentic_ppo", "sft", "dpo") else "wan2_2"]
         command += ["--backend", self.backend, *arguments]
         command += [word for setting in ["save_steps=1", *settings] for word in ("--set", setting)]
         self.roll(*command)

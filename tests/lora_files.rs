@@ -117,7 +117,7 @@ fn shards_split_merge_and_join() {
     let about = done(here, &["inspect", "lora.safetensors"]);
     assert!(about.contains("ComfyUI") && about.contains("blocks.#.ffn.0 (2)"), "{about}");
     let about: serde_json::Value = serde_json::from_str(&done(here, &["inspect", "shards", "--json"])).unwrap();
-    assert_eq!((&about["what"], &about["tensors"]), (&"no network of Wan".into(), &20.into()));
+    assert_eq!((&about["what"], &about["tensors"]), (&"unknown network".into(), &20.into()));
 }
 
 #[test]

@@ -12,7 +12,7 @@ use roll_train::checkpoint;
 use rustix::process::{Pid, Signal, kill_process};
 
 use crate::program::{self, with_default_signals};
-use crate::world::{SHORT, World, checkpoint_file, fails, stderr_text};
+use crate::world::{PICTURES, SETTINGS, SHORT, World, checkpoint_file, fails, stderr_text};
 
 /// Settings of `reward_fl` with the fewest denoising steps ([`SHORT`]).
 const REWARD_FL: [&str; 6] =
@@ -313,16 +313,25 @@ const AGENT: [&str; 5] = [
 ];
 const PEFT: [&str; 2] = ["adapter_model.safetensors", OPTIMIZER];
 
-fn video(world: &World, out: &str, algorithm: &[&str]) -> Command {
-    world.training(out, STEPS, &[algorithm, &VIDEO].concat())
+/// A run of a diffusion model: `model` is [`SETTINGS`] or [`PICTURES`].
+fn video(world: &World, model: &[&str], out: &str, algorithm: &[&str]) -> Command {
+    world.training_of(model, out, STEPS, &[algorithm, &VIDEO].concat())
 }
 
-/// Every algorithm, and one on three ranks.
-const KILLED: [KilledRun; 8] = [
-    KilledRun { name: "reward_fl", command: |world, out| video(world, out, &REWARD_FL), files: COMPARED },
-    KilledRun { name: "flow_matching", command: |world, out| video(world, out, &FLOW_MATCHING), files: COMPARED },
-    KilledRun { name: "diffusion_nft", command: |world, out| video(world, out, &DIFFUSION_NFT), files: COMPARED },
-    KilledRun { name: "flow_grpo", command: |world, out| video(world, out, &FLOW_GRPO), files: COMPARED },
+/// Every algorithm, one of them on three ranks, and the models.
+const KILLED: [KilledRun; 10] = [
+    KilledRun { name: "reward_fl", command: |world, out| video(world, &SETTINGS, out, &REWARD_FL), files: COMPARED },
+    KilledRun {
+        name: "flow_matching",
+        command: |world, out| video(world, &SETTINGS, out, &FLOW_MATCHING),
+        files: COMPARED,
+    },
+    KilledRun {
+        name: "diffusion_nft",
+        command: |world, out| video(world, &SETTINGS, out, &DIFFUSION_NFT),
+        files: COMPARED,
+    },
+    KilledRun { name: "flow_grpo", command: |world, out| video(world, &SETTINGS, out, &FLOW_GRPO), files: COMPARED },
     KilledRun {
         name: "agentic_ppo",
         command: |world, out| language(world, "agentic_ppo", out, &[&LANGUAGE[..], &AGENT].concat()),
@@ -348,8 +357,18 @@ const KILLED: [KilledRun; 8] = [
         name: "reward_fl on three ranks",
         command: |world, out| {
             let ranks = ["strategy.name=zero", "strategy.stage=2", "ranks=3"];
-            video(world, out, &[&REWARD_FL[..], &ranks].concat())
+            video(world, &SETTINGS, out, &[&REWARD_FL[..], &ranks].concat())
         },
+        files: COMPARED,
+    },
+    KilledRun {
+        name: "reward_fl of z_image",
+        command: |world, out| video(world, &PICTURES, out, &REWARD_FL),
+        files: COMPARED,
+    },
+    KilledRun {
+        name: "flow_grpo of z_image",
+        command: |world, out| video(world, &PICTURES, out, &FLOW_GRPO),
         files: COMPARED,
     },
 ];
@@ -396,6 +415,7 @@ fn resume_after_a_kill_at_any_instant_is_bit_exact() {
     let world = World::new(3);
     write_conversations(&world);
     write_preferences(&world);
+    world.done(&["init-tiny", "pictures", "--kind", "z_image"]);
     let seed = std::process::id();
     eprintln!("seed {seed}");
     let mut random = ChaCha8Rng::seed_from_u64(seed.into());

@@ -25,6 +25,15 @@ pub const SETTINGS: [&str; 7] = [
     "data.num_frames=5",
 ];
 
+/// Names a small Z-Image, which `roll init-tiny pictures --kind z_image` writes, and the first frames of the clips.
+pub const PICTURES: [&str; 5] = [
+    "model={name: z_image, model_path: pictures, lora_rank: 2}",
+    "data.metadata=metadata.csv",
+    "data.height=64",
+    "data.width=64",
+    "data.num_frames=1",
+];
+
 /// As few denoising steps as there can be, and no sample videos.
 pub const SHORT: [&str; 4] =
     ["sample_steps=0", "algo.num_inference_steps=2", "algo.mid_timestep=1", "algo.final_timestep=1"];
@@ -70,8 +79,13 @@ impl World {
 
     /// `roll run` on the clips for this many steps, with [`SETTINGS`] and `settings`.
     pub fn training(&self, out: &str, steps: u64, settings: &[&str]) -> Command {
+        self.training_of(&SETTINGS, out, steps, settings)
+    }
+
+    /// The same for another model: `model` is [`PICTURES`] or [`SETTINGS`].
+    pub fn training_of(&self, model: &[&str], out: &str, steps: u64, settings: &[&str]) -> Command {
         let mut command = self.command(&["run", "--out", out, "--steps", &steps.to_string()]);
-        for setting in SETTINGS.iter().chain(settings) {
+        for setting in model.iter().chain(settings) {
             command.args(["--set", setting]);
         }
         command

@@ -10,7 +10,7 @@ use roll_wan::Placement;
 /// Arguments of `roll bench`.
 #[derive(Debug, ClapArgs)]
 pub struct Bench {
-    /// Shapes of the networks and of the video: tiny, 1.3b, ti2v-5b, a14b (one expert).
+    /// Shapes of the networks and of the video: tiny, 1.3b, ti2v-5b, a14b (one expert), z-image.
     #[arg(long, default_value = "tiny", value_name = "NAME")]
     pub preset: String,
     /// Algorithm whose step is counted: reward_fl, diffusion_nft or flow_grpo.

@@ -129,7 +129,8 @@ pub struct ConvertLora {
     /// Convention of the program that will read the file.
     #[arg(long, value_enum, value_name = "CONVENTION")]
     pub to: ConventionName,
-    /// Layer names of a PEFT file, those of the program that will load it; `fused`: of ComfyUI for Z-Image.
+    /// Layer names of a PEFT file, those of the program that will load it; `fused`: of single files that
+    /// join layers, such as ComfyUI's.
     #[arg(long, value_enum, default_value_t = LayerNames::Official)]
     pub names: LayerNames,
     /// Transformer to take from a file that has adapters for both. Its name is written into the file's header.
@@ -237,7 +238,7 @@ pub enum LayerNames {
     Official,
     /// `blocks.0.attn1.to_q`.
     Diffusers,
-    /// Those of ComfyUI's single files of Z-Image, in which q, k and v are one layer: `layers.0.attention.qkv`. For
+    /// Those of ComfyUI's single files of models in which q, k and v are one layer: `layers.0.attention.qkv`. For
     /// ComfyUI and kohya.
     Fused,
 }

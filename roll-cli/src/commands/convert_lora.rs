@@ -5,7 +5,6 @@ use std::path::{Path, PathBuf};
 use roll_core::{Error, Result};
 use roll_network::lora::{self, Convention, Expert, Lora, LoraFile, Names, PEFT_CONFIG, WriteOptions, write_lora};
 use roll_network::weights::Checkpoint;
-use roll_z_image::lora as z_image;
 
 use crate::args::{ConventionName, ConvertLora, LayerNames};
 use crate::output::refuse_existing;
@@ -49,15 +48,18 @@ fn convert(mut file: LoraFile, base: Option<&Checkpoint>, has_several_outputs: b
     };
     if let Some(base) = base {
         for lora in &mut adapters {
-            if !z_image::to_names_of(lora, &file_path, base)? {
-                lora.resolve(base.keys());
-            }
+            lora::to_names_of(lora, &file_path, base)?;
         }
     }
     adapters.iter().try_for_each(|lora| refuse_unknown(lora, base, &file_path))?;
     if args.names == LayerNames::Fused {
         refuse_fused(convention, &adapters, &file_path)?;
-        adapters.iter_mut().try_for_each(z_image::fuse)?;
+        for adapter in &mut adapters {
+            if !lora::fuse(adapter)? {
+                let problem = "has no layers that are one in the single file of a model here; leave --names out";
+                return Err(Error::bad_file(file_path, problem));
+            }
+        }
     }
     if let Some(dtype) = args.dtype {
         for lora in &mut adapters {
@@ -100,22 +102,16 @@ fn refuse_unknown(lora: &Lora, base: Option<&Checkpoint>, path: &Path) -> Result
     Err(Error::bad_file(path, problem))
 }
 
-/// Fails if fused names fit neither the convention nor the layers.
+/// Fails if fused names do not fit the convention, or if the layers are not known.
 fn refuse_fused(convention: Convention, adapters: &[Lora], path: &Path) -> Result<()> {
     if !matches!(convention, Convention::ComfyUi | Convention::Kohya) {
         let problem = format!("fused is of --to comfyui and kohya, found {convention}");
         return Err(Error::config("--names", problem));
     }
     let undotted = adapters.iter().flat_map(|lora| &lora.undotted).next();
-    if let Some(name) = undotted {
-        let problem = format!("`{name}` has no dots, so q, k and v are not known; give the transformer (--base)");
-        return Err(Error::bad_file(path, problem));
-    }
-    let has_projections = |lora: &Lora| lora.layers.keys().any(|name| name.contains(".attention.to_"));
-    match adapters.iter().any(has_projections) {
-        true => Ok(()),
-        false => Err(Error::bad_file(path, "has no layer `attention.to_q` of Z-Image to fuse; leave --names out")),
-    }
+    let Some(name) = undotted else { return Ok(()) };
+    let problem = format!("`{name}` has no dots, so q, k and v are not known; give the transformer (--base)");
+    Err(Error::bad_file(path, problem))
 }
 
 /// Fails if the output is the input, whose tensors are read while the output is written.

@@ -10,7 +10,7 @@ use roll_train::progress::counted;
 use roll_train::ranks;
 use roll_video::rows::DataConfig;
 
-use super::bench::preset;
+use super::bench::preset::network_name;
 use super::plan_rewards::add_rewards;
 use crate::args;
 use crate::configuration::{Configuration, build_context};
@@ -33,18 +33,13 @@ pub fn plan(args: args::PlanArgs) -> Result<()> {
     if process().rank().0 > 0 {
         return Ok(());
     }
-    let (network, size_of_full_hd) = (args.network.as_deref().map(network_name), None);
+    let (network, size_of_full_hd) = (args.network.as_deref().map(|name| network_name(name).into()), None);
     let (input, needs) = estimate(&loaded, &registry, network, size_of_full_hd, &machine)?;
     match args.json {
         true => print_json(&needs, &input, &machine),
         false => print(&needs, &input, &machine, &loaded.config.strategy.name),
     }
     Ok(())
-}
-
-/// The name of a published model; `name` is that name or the model's short name in `roll bench`.
-fn network_name(name: &str) -> String {
-    preset::PUBLISHED.iter().find(|(short, _)| *short == name).map_or(name, |(_, network)| *network).into()
 }
 
 /// The work that is planned, and the memory and time that each rank needs for it. `network` names a published model, in

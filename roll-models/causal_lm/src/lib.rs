@@ -16,6 +16,7 @@ mod cache;
 pub mod chat;
 mod check;
 mod config;
+mod describe;
 mod export;
 mod generate;
 mod gguf;

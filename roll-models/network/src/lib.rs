@@ -33,10 +33,12 @@
 
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
+pub mod bench;
 pub mod byte_level;
 pub mod comma_list;
 pub mod headers;
 pub mod hub;
+pub mod known;
 pub mod lora;
 pub mod machine;
 pub mod names;

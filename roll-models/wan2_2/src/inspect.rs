@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use roll_core::Result;
+use roll_network::known::{self, NetworkFacts};
 use roll_network::lora::{self, LoraFile};
 use roll_network::weights::gguf::GgufFile;
 use roll_network::weights::{Checkpoint, WeightsError, is_auxiliary};
@@ -102,8 +103,15 @@ fn describe(checkpoint: Checkpoint) -> Result<FileDescription> {
             description.add_network(component, &with_official_names, &with_file_names);
         }
         Err(WeightsError::Unrecognised { .. }) => {
-            description.what = "no network of Wan".into();
-            description.add_detail("keys", with_file_names.keys().take(SHOWN_KEYS).collect::<Vec<_>>().join(", "));
+            match known::describe(&with_file_names) {
+                Some(NetworkFacts { what, details }) => (description.what, description.details) = (what, details),
+                None => {
+                    description.what = "unknown network".into();
+                    let keys = with_file_names.keys().take(SHOWN_KEYS).collect::<Vec<_>>();
+                    description.add_detail("keys", keys.join(", "));
+                }
+            }
+            description.add_eight_bits(&with_file_names);
         }
         Err(e) => return Err(e.into()),
     }
@@ -178,18 +186,22 @@ impl FileDescription {
         }
     }
 
-    /// Adds the facts about a network, whose checkpoint is given under official names and under those of the file.
-    fn add_network(&mut self, component: Component, official: &Checkpoint, file: &Checkpoint) {
-        let has_official_names = official.keys().eq(file.keys().filter(|key| !is_auxiliary(key)));
-        self.add_detail("names", if has_official_names { "official" } else { "another library's, or wrapped" });
-        // Number of weights in eight bits, by their type.
+    /// Adds the number of weights in eight bits, by their type.
+    fn add_eight_bits(&mut self, weights: &Checkpoint) {
         let mut eight_bits: BTreeMap<&str, usize> = BTreeMap::new();
-        let scaled = official.keys().filter(|key| official.is_in_eight_bits(key)).filter_map(|key| official.info(key));
+        let scaled = weights.keys().filter(|key| weights.is_in_eight_bits(key)).filter_map(|key| weights.info(key));
         scaled.for_each(|info| *eight_bits.entry(&info.stored).or_default() += 1);
         if !eight_bits.is_empty() {
             let counts: Vec<String> = eight_bits.iter().map(|(name, n)| format!("{n} weights of {name}")).collect();
             self.add_detail("eight bits", format!("{}, with their scales", counts.join(", ")));
         }
+    }
+
+    /// Adds the facts about a network, whose checkpoint is given under official names and under those of the file.
+    fn add_network(&mut self, component: Component, official: &Checkpoint, file: &Checkpoint) {
+        let has_official_names = official.keys().eq(file.keys().filter(|key| !is_auxiliary(key)));
+        self.add_detail("names", if has_official_names { "official" } else { "another library's, or wrapped" });
+        self.add_eight_bits(official);
         if component != Component::Dit {
             return;
         }

@@ -12,6 +12,7 @@
 
 mod adapter_io;
 mod base_lora;
+mod bench;
 mod check;
 pub mod clip;
 pub mod components;

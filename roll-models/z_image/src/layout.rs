@@ -12,7 +12,7 @@ use roll_network::trainable::kept_for_pullback;
 use crate::dit::{DitConfig, F32_PREFIXES};
 use crate::options::ZImageOptions;
 use crate::transformer_file::{TransformerFile, is_block_matrix};
-use crate::vae::VaeConfig;
+use crate::vae::{DECODER_WORDS, VaeConfig};
 
 /// Bytes of an f32 number.
 pub const F32_SIZE: usize = size_of::<f32>();
@@ -21,9 +21,6 @@ pub const F32_SIZE: usize = size_of::<f32>();
 pub const BLOCK_WORDS: [usize; 2] = [10, 6];
 /// Bytes for CUDA's context, memory that an allocator cannot use, and the networks of rewards.
 pub const RESERVE: usize = 2_000_000_000;
-/// Values in f32 that the pullback of a decoder block holds, per value of the block's input: an estimate from the
-/// tensors of a group norm's pullback.
-pub const DECODER_WORDS: usize = 7;
 /// Bytes per trained element: parameter, gradient, sum of gradients, and two moments of the optimizer.
 const TRAINED_BYTES: usize = 20;
 
@@ -149,13 +146,14 @@ impl Layout {
         F32_SIZE * tokens * (residual * dit.dim + feed_forward * dit.ffn_dim)
     }
 
-    /// Bytes that the decoder and its pullback hold besides weights, for latents of `[height, width]`: the inputs of the
-    /// blocks that a pullback reads, and the pullback of the block with the largest input.
+    /// Bytes that the decoder and its pullback hold besides weights, for latents of `[height, width]`.
     pub fn decoder_bytes(&self, latents: [usize; 2]) -> usize {
-        let inputs = self.networks.vae.decoder_inputs(latents);
-        let kept: usize = inputs.iter().filter(|input| input.is_kept).map(|input| input.elements).sum();
-        let largest = inputs.iter().map(|input| input.elements).max().unwrap_or(0);
-        self.decoder_dtype.size() * kept + F32_SIZE * DECODER_WORDS * largest
+        self.networks.vae.decoder_bytes(latents, self.decoder_dtype.size(), self.decoder_words())
+    }
+
+    /// Values in f32 that the pullback of a decoder block holds, per value of the block's input.
+    pub fn decoder_words(&self) -> usize {
+        DECODER_WORDS[usize::from(self.machine.device.is_gpu)]
     }
 
     /// Whether recorded passes over `tokens`, of pictures with latents of `[height, width]`, keep the results of

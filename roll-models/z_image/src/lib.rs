@@ -8,8 +8,12 @@
 #![cfg_attr(not(test), warn(clippy::disallowed_methods))]
 
 mod adapter_io;
+mod bench;
 mod check;
+mod describe;
 pub mod dit;
+#[cfg(test)]
+mod eight_bits_tests;
 mod files;
 pub mod init_tiny;
 pub mod keys;

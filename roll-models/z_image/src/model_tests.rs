@@ -1,9 +1,10 @@
 //! The composed model on a small checkpoint with random weights.
 
 use std::collections::BTreeMap;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use roll_core::{BuildContext, Noise, Purpose};
+use roll_network::lora::{self, Convention, LoraFile, Names, WriteOptions, write_lora};
 use roll_network::weights::{Checkpoint, save_safetensors};
 
 use super::*;
@@ -90,11 +91,9 @@ fn an_exported_lora_is_imported_bit_for_bit_and_has_the_names_of_diffusers() {
     }
 }
 
-#[test]
-fn single_files_have_the_bits_of_the_published_directory() {
-    let dir = tempfile::tempdir().unwrap();
-    init_tiny(dir.path(), 3).unwrap();
-    let state = Checkpoint::open_any(dir.path().join("transformer")).unwrap().all().unwrap();
+/// Writes the transformer of `init-tiny` in `directory` as a single file of ComfyUI. Returns its path.
+fn write_single_file(directory: &Path) -> PathBuf {
+    let state = Checkpoint::open_any(directory.join("transformer")).unwrap().all().unwrap();
     let mut fused: BTreeMap<String, Vec<Tensor>> = BTreeMap::new();
     // The parts of a fused projection are stacked in the order q, k, v.
     for projection in ["", "to_q.", "to_k.", "to_v."] {
@@ -121,8 +120,16 @@ fn single_files_have_the_bits_of_the_published_directory() {
         })
         .collect();
     assert!(single.contains_key("model.diffusion_model.layers.0.attention.qkv.weight"));
-    let file = dir.path().join("z_image.safetensors");
+    let file = directory.join("z_image.safetensors");
     save_safetensors(&file, &single, &BTreeMap::new()).unwrap();
+    file
+}
+
+#[test]
+fn single_files_have_the_bits_of_the_published_directory() {
+    let dir = tempfile::tempdir().unwrap();
+    init_tiny(dir.path(), 3).unwrap();
+    let file = write_single_file(dir.path());
     let published = options(dir.path());
     // The division of a head between the axes is not in a single file; the small network has that of the default.
     let from_single = ZImageOptions { dit_path: Some(file), ..published.clone() };
@@ -139,6 +146,30 @@ fn single_files_have_the_bits_of_the_published_directory() {
         let mut model = opened(&eight).unwrap();
         assert!(score(&mut model, &cotangent, Grad::Record).is_finite());
     }
+}
+
+#[test]
+fn a_single_file_names_the_layers_of_a_fused_lora_as_the_published_directory_does() {
+    let dir = tempfile::tempdir().unwrap();
+    init_tiny(dir.path(), 3).unwrap();
+    let mut model = opened(&options(dir.path())).unwrap();
+    model.write_parameters(noise(&[model.parameter_count()], 1).f32s().unwrap()).unwrap();
+    let adapter = dir.path().join("adapter.safetensors");
+    save_safetensors(&adapter, &model.export_adapter().unwrap()["adapter"], &BTreeMap::new()).unwrap();
+    let mut lora = LoraFile::open(&adapter).unwrap().one(None).unwrap();
+    assert!(lora::fuse(&mut lora).unwrap());
+    assert!(!lora::fuse(&mut lora.clone()).unwrap(), "nothing is left to fuse");
+    let fused = dir.path().join("fused.safetensors");
+    let options = WriteOptions { convention: Convention::Kohya, names: Names::Official };
+    write_lora(&lora, options, &BTreeMap::new(), &fused).unwrap();
+    let bases = [dir.path().join("transformer"), write_single_file(dir.path())];
+    let named = bases.map(|base| {
+        let mut lora = LoraFile::open(&fused).unwrap().one(None).unwrap();
+        lora::to_names_of(&mut lora, &fused, &Checkpoint::open_any(base).unwrap()).unwrap();
+        lora.layers.into_iter().map(|(name, layer)| (name, layer.up.as_bytes().to_vec())).collect::<Vec<_>>()
+    });
+    assert!(named[0].iter().any(|(name, _)| name == "layers.0.attention.to_q"));
+    assert!(named[0] == named[1]);
 }
 
 #[test]

@@ -11,7 +11,7 @@ use roll_network::trainable::Trainable;
 
 use crate::dit::{DitConfig, lora_parameters};
 use crate::files::ComponentFiles;
-use crate::layout::{BLOCK_WORDS, DECODER_WORDS, F32_SIZE, Layout, Machine, Networks, RESERVE};
+use crate::layout::{BLOCK_WORDS, F32_SIZE, Layout, Machine, Networks, RESERVE};
 use crate::model::{picture_unit, tokens};
 use crate::options::ZImageOptions;
 use crate::vae::VaeConfig;
@@ -21,7 +21,7 @@ pub const PUBLISHED: &str = "z-image";
 /// Height and width of pictures in pixels if each has its own size.
 const DEFAULT_SIZE: [usize; 2] = [1024, 1024];
 /// Tokens of a prompt that a plan assumes, template included.
-const PROMPT_TOKENS: usize = 128;
+pub const PROMPT_TOKENS: usize = 128;
 /// Bytes of the process itself.
 const PROCESS: usize = 60 << 20;
 /// Bytes per second from pageable host memory to a GPU.
@@ -92,7 +92,7 @@ fn find_networks(options: &ZImageOptions, network: Option<&str>, context: &Build
 }
 
 /// A run whose memory and time are estimated.
-struct Plan<'a> {
+pub struct Plan<'a> {
     layout: Layout,
     input: &'a PlanInput,
     trainable: Trainable,
@@ -103,12 +103,13 @@ struct Plan<'a> {
     /// Height and width in latent pixels.
     latents: [usize; 2],
     /// Tokens of picture and caption, filled.
-    tokens: usize,
+    pub tokens: usize,
     keeps_attention: bool,
 }
 
 impl<'a> Plan<'a> {
-    fn new(layout: Layout, input: &'a PlanInput, trainable: Trainable) -> Result<Self> {
+    /// A plan of a run on `layout` that trains `trainable`.
+    pub fn new(layout: Layout, input: &'a PlanInput, trainable: Trainable) -> Result<Self> {
         let dit = &layout.networks.dit;
         let trained = match &trainable {
             Trainable::Frozen => 0,
@@ -199,12 +200,14 @@ impl<'a> Plan<'a> {
                 format!("{} tokens x ({residual} x {} + {feed_forward} x {}) x 4 B", self.tokens, dit.dim, dit.ffn_dim);
             return MemoryItem::new("pullback of one block", [block, 0], formula);
         }
-        let formula = format!("inputs of its blocks, and {DECODER_WORDS} x the largest in f32; an estimate");
+        let source = if self.layout.machine.device.is_gpu { "an estimate" } else { "as counted" };
+        let words = self.layout.decoder_words();
+        let formula = format!("inputs of its blocks, and {words} x the largest in f32; {source}");
         MemoryItem::new("decoder and its pullback", [decoder, 0], formula)
     }
 
     /// The phases of a step, of all samples of a rank, under the names of their metrics.
-    fn time(&self) -> Vec<PhaseCost> {
+    pub fn time(&self) -> Vec<PhaseCost> {
         let (input, speed) = (self.input, self.input.speed);
         let [samples, velocities, recorded, references] =
             [input.samples, input.passes.forward, input.passes.pulled, input.passes.references()].map(|n| n as f64);

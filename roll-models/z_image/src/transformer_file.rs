@@ -28,7 +28,12 @@ pub struct TransformerFile {
 
 /// Whether eight bits apply to a weight: whether it is a matrix of a block.
 pub fn is_block_matrix(name: &str, shape: &[usize]) -> bool {
-    shape.len() == 2 && BLOCKS.iter().any(|prefix| name.starts_with(prefix))
+    shape.len() == 2 && is_block(name)
+}
+
+/// Whether a weight is one of a block.
+pub fn is_block(name: &str) -> bool {
+    BLOCKS.iter().any(|prefix| name.starts_with(prefix))
 }
 
 impl TransformerFile {

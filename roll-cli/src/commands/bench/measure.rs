@@ -130,15 +130,15 @@ pub fn peak_product_rate(preset: &Preset<'_>, device: &Device) -> Result<f64> {
     const MIN_ROWS: usize = 256;
     /// More rows make products on a CPU no faster, but take seconds each.
     const MAX_CPU_ROWS: usize = 8192;
-    let dit = &preset.networks.dit;
-    let rows = preset.plan.tokens().clamp(MIN_ROWS, if is_gpu(device) { usize::MAX } else { MAX_CPU_ROWS });
-    let dtype = product_dtype(device, preset.dtype);
+    let facts = preset.facts();
+    let rows = facts.tokens.clamp(MIN_ROWS, if is_gpu(device) { usize::MAX } else { MAX_CPU_ROWS });
+    let dtype = product_dtype(device, facts.dtype);
     let normal = |shape: [usize; 2], deviation: f64| -> Burn<2> {
         let values: Burn<2> = Burn::random(shape, Distribution::Normal(0.0, deviation), (device, DType::F32));
         values.cast(dtype)
     };
     let mut best = 0.0f64;
-    for [inputs, outputs] in [[dit.dim, dit.ffn_dim], [dit.ffn_dim, dit.dim], [dit.dim, dit.dim]] {
+    for [inputs, outputs] in [[facts.dim, facts.ffn_dim], [facts.ffn_dim, facts.dim], [facts.dim, facts.dim]] {
         let (x, w) = (normal([rows, inputs], 1.0), normal([inputs, outputs], 1.0 / (inputs as f64).sqrt()));
         // A copy to the host waits for the device.
         let wait = |y: Burn<2>| roll_backends::to_host(y.narrow(0, 0, 1).narrow(1, 0, 1)).map(drop);
@@ -204,7 +204,7 @@ pub fn measure_step(
 
 /// Floating-point operations of one pass of each phase for which they are counted.
 pub fn flops(preset: &Preset<'_>) -> BTreeMap<&'static str, f64> {
-    let planned = preset.plan.time();
+    let planned = &preset.facts().time;
     let passes = &preset.passes;
     let [videos_without_gradient, videos_with_gradient] = passes.decoded();
     // The plan has a total for all passes of a kind. A forward pass of the reference takes as many operations as one of
@@ -281,7 +281,7 @@ impl<'a> PhaseTimer<'a> {
 
     /// The measurements so far.
     fn measured(&self) -> Measurement {
-        let tokens = self.preset.plan.tokens();
+        let tokens = self.preset.facts().tokens;
         let phase = |(name, passes): (&'static str, usize)| {
             Some(Phase {
                 name,

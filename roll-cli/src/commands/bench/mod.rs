@@ -14,8 +14,8 @@ mod step;
 
 use roll_backends::ops::Fp8Products;
 use roll_core::{Error, Result};
+use roll_network::options::{Placement, VaeDType};
 use roll_network::precision::DeviceTraits;
-use roll_wan::{Placement, VaeDType};
 
 use crate::args::Bench;
 use crate::output::refuse_existing;

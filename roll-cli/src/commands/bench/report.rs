@@ -33,19 +33,18 @@ impl Preset<'_> {
     }
 
     fn print(&self, measured: &Measurement, ceiling: f64) {
-        let Self { args, .. } = self;
-        let [height, width] = self.size;
-        let dit = &self.networks.dit;
+        let (args, facts) = (self.args, self.facts());
+        let [height, width] = facts.size;
         println!(
             "{} on {}: {} of {} blocks of width {}, {} frames of {height}x{width}, {} tokens, weights {:?}{}",
             self.name,
             args.backend,
-            dit.layers,
-            self.all_layers,
-            dit.dim,
-            self.frames,
-            self.plan.tokens(),
-            self.dtype,
+            facts.layers,
+            facts.all_layers,
+            facts.dim,
+            facts.frames,
+            facts.tokens,
+            facts.dtype,
             if args.whole_step { ", whole steps" } else { "" },
         );
         println!("fastest product of matrices, of random numbers: {:.3} TFLOP/s", ceiling / 1e12);
@@ -87,7 +86,7 @@ impl Preset<'_> {
     }
 
     fn to_json(&self, measured: &Measurement, ceiling: Option<f64>) -> Value {
-        let Self { args, .. } = self;
+        let (args, facts) = (self.args, self.facts());
         let phase = |p: &Phase| {
             json!({
                 "name": p.name,
@@ -101,22 +100,20 @@ impl Preset<'_> {
             })
         };
         let dtype_name = |dtype: DType| format!("{dtype:?}").to_lowercase();
-        let parameters: usize =
-            self.networks.dit.weights().iter().map(|(_, shape)| shape.iter().product::<usize>()).sum();
         json!({
             "version": env!("CARGO_PKG_VERSION"),
             "preset": self.name,
             "backend": args.backend,
-            "dtype": dtype_name(self.dtype),
+            "dtype": dtype_name(facts.dtype),
             "eight_bits": args.weights_dtype.map(|format| format!("{format:?}").to_lowercase()),
             "fp8_products": args.fp8_products,
             "vae": (!args.without_vae).then(|| dtype_name(self.vae_dtype)),
-            "parameters": parameters,
-            "layers": self.networks.dit.layers,
-            "all_layers": self.all_layers,
-            "frames": self.frames,
-            "size": self.size,
-            "tokens": self.plan.tokens(),
+            "parameters": facts.parameters,
+            "layers": facts.layers,
+            "all_layers": facts.all_layers,
+            "frames": facts.frames,
+            "size": facts.size,
+            "tokens": facts.tokens,
             "rounds": args.rounds,
             "rounds_done": measured.rounds,
             "complete": ceiling.is_some(),

@@ -1,8 +1,8 @@
 //! The timed work: either each phase of a step once, or whole steps as in training.
 
-use roll_core::{Adapter, DiffusionModel, Error, Grad, Pullback, Result, Strategy, Tensor};
+use roll_core::{Adapter, Error, Grad, Pullback, Result, Strategy, Tensor};
 
-use super::fixture::Fixture;
+use super::fixture::{Fixture, as_diffusion};
 use super::measure::PhaseTimer;
 use super::preset::Preset;
 
@@ -12,13 +12,15 @@ const LEARNING_RATE: f64 = 1e-6;
 /// Runs each phase once.
 pub fn by_phases(fixture: &mut Fixture, preset: &Preset<'_>, timer: &mut PhaseTimer<'_>) -> Result<()> {
     let Fixture { model, latents, conditioning, timestep, .. } = &mut *fixture;
+    let model = as_diffusion(&mut **model)?;
     let mut run =
         |name, adapter, grad| timer.time(name, || model.velocity(latents, *timestep, conditioning, adapter, grad));
     run("forward", Adapter::On, Grad::Skip)?;
     run("reference forward", Adapter::Off, Grad::Skip)?;
     let (velocity, pullback) = run("forward, recorded", Adapter::On, Grad::Record)?;
     if !preset.args.without_vae {
-        timer.time("encode", || fixture.model.encode_video(&fixture.video))?;
+        let video = fixture.video.clone();
+        timer.time("encode", || fixture.diffusion()?.encode_video(&video))?;
     }
     // Without a gradient of the score, the velocity takes its place: it has the same shape.
     let d_latents = match preset.args.without_vae {
@@ -34,6 +36,7 @@ pub fn by_phases(fixture: &mut Fixture, preset: &Preset<'_>, timer: &mut PhaseTi
 pub fn whole(fixture: &mut Fixture, preset: &Preset<'_>, timer: &mut PhaseTimer<'_>) -> Result<()> {
     let passes = &preset.passes;
     let Fixture { model, latents, conditioning, timestep, .. } = &mut *fixture;
+    let model = as_diffusion(&mut **model)?;
     let mut run =
         |name, adapter, grad| timer.time(name, || model.velocity(latents, *timestep, conditioning, adapter, grad));
     for _ in 0..passes.forward - passes.pulled {
@@ -68,6 +71,7 @@ pub fn whole(fixture: &mut Fixture, preset: &Preset<'_>, timer: &mut PhaseTimer<
 /// back-propagate the score.
 fn score_and_pull(fixture: &mut Fixture, preset: &Preset<'_>, timer: &mut PhaseTimer<'_>) -> Result<Option<Tensor>> {
     let Fixture { model, scorer, latents, .. } = fixture;
+    let model = as_diffusion(&mut **model)?;
     // A step may decode some videos with a gradient and others without. A decoding with a gradient is measured, because
     // it takes longer.
     let [_, videos_with_gradient] = preset.passes.decoded();
@@ -86,9 +90,9 @@ fn score_and_pull(fixture: &mut Fixture, preset: &Preset<'_>, timer: &mut PhaseT
 fn optimize(fixture: &mut Fixture, timer: &mut PhaseTimer<'_>) -> Result<()> {
     let Fixture { model, strategy, .. } = fixture;
     timer.time("optimizer", || {
-        strategy.accumulate(model)?;
+        strategy.accumulate(&mut **model)?;
         let (learning_rate, gradient_scale) = (LEARNING_RATE, 1.0);
-        let report = strategy.step(model, learning_rate, gradient_scale)?;
+        let report = strategy.step(&mut **model, learning_rate, gradient_scale)?;
         match report.applied {
             true => Ok(()),
             false => Err(Error::Misuse("the gradient of the random networks is not finite".into())),

@@ -20,6 +20,7 @@
 pub mod about;
 mod base;
 mod error;
+mod fused;
 mod initial;
 mod keys;
 mod layer_names;
@@ -44,6 +45,7 @@ use crate::weights::Checkpoint;
 
 pub use base::BaseNetwork;
 pub use error::{LoraError, not_in_base};
+pub use fused::{FusedNames, fuse, to_names_of};
 pub use initial::{InitialAdapter, LoraRequest, trained_parameters};
 pub use keys::is_lora_key;
 pub use layer_names::Names;

@@ -10,11 +10,13 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use roll_core::{Error, Result};
-use roll_network::lora::{AdapterWeights, InitialAdapter, Layer, Lora, LoraRequest, OpenedAdapter};
+use roll_network::lora::{AdapterWeights, FusedNames, InitialAdapter, Layer, Lora, LoraRequest, OpenedAdapter};
 use roll_network::weights::Checkpoint;
 
+use crate::describe::is_transformer;
 use crate::dit::DitConfig;
 use crate::keys::{self, Module, PROJECTIONS};
+use crate::transformer_file::TransformerFile;
 
 pub use fused::fuse;
 
@@ -44,17 +46,32 @@ pub fn linear_layers(config: &DitConfig) -> Vec<String> {
     matrices.filter_map(|(name, _)| Some(name.strip_suffix(".weight")?.to_string())).collect()
 }
 
-/// Renames the layers of a LoRA to those of the checkpoint if `base` is a transformer of Z-Image by diffusers' names.
-/// Returns whether it is. `path` is for error messages.
+roll_core::inventory::submit! {
+    FusedNames {
+        to_names_of,
+        fuse: |lora| match has_projections(lora) {
+            true => fuse(lora).map(|()| true),
+            false => Ok(false),
+        },
+    }
+}
+
+/// Whether a LoRA by the names of the checkpoint has a layer that is a part of a fused one.
+fn has_projections(lora: &Lora) -> bool {
+    let is_projection = |name: &String| PROJECTIONS.iter().any(|p| name.ends_with(&format!(".attention.{p}")));
+    lora.layers.keys().chain(lora.differences.keys()).any(is_projection)
+}
+
+/// Renames the layers of a LoRA to those of the checkpoint if `base` is a transformer of Z-Image, by diffusers' names or
+/// by those of a single file. Returns whether it is. `path` is for error messages.
 ///
 /// # Errors
 /// Fails as [`split_fused`] does, and if the weights of `base` are damaged.
 pub fn to_names_of(lora: &mut Lora, path: &Path, base: &Checkpoint) -> Result<bool> {
-    if !base.contains(&format!("{}.weight", crate::dit::PATCH_EMBEDDING)) {
+    if !is_transformer(base) {
         return Ok(false);
     }
-    let axes = None;
-    split_fused(lora, path, &DitConfig::from_shapes(&base.shapes(), axes)?)?;
+    split_fused(lora, path, &TransformerFile::new(base.clone())?.config()?)?;
     Ok(true)
 }
 

@@ -8,6 +8,11 @@ use serde::{Deserialize, Serialize};
 
 use super::block::{Block, BlockKind};
 
+/// Values in f32 that the pullback of a decoder block holds, per value of the block's input: on the CPU, as
+/// `tests/decoder_memory.rs` counts them at the published widths, and on a GPU, an estimate from the tensors of a group
+/// norm's pullback.
+pub const DECODER_WORDS: [usize; 2] = [3, 7];
+
 /// Sizes and scaling of an `AutoencoderKL`, in the form of diffusers' `config.json`. Missing entries have the values of
 /// Z-Image.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -165,6 +170,16 @@ impl VaeConfig {
             DecoderInput { elements, is_kept: block.reads_input() }
         };
         self.decoder_blocks().into_iter().map(input).collect()
+    }
+
+    /// Bytes that the decoder and its pullback hold besides weights, for latents of `[height, width]` and values of
+    /// `element_size` bytes between two layers: the inputs of the blocks that a pullback reads, and the pullback of the
+    /// block with the largest input, `words` of [`DECODER_WORDS`].
+    pub fn decoder_bytes(&self, latents: [usize; 2], element_size: usize, words: usize) -> usize {
+        let inputs = self.decoder_inputs(latents);
+        let kept: usize = inputs.iter().filter(|input| input.is_kept).map(|input| input.elements).sum();
+        let largest = inputs.iter().map(|input| input.elements).max().unwrap_or(0);
+        element_size * kept + size_of::<f32>() * words * largest
     }
 
     /// Floating-point operations of the convolutions of the decoder for latents of `[height, width]`.

@@ -18,7 +18,7 @@ use roll_backends::{Resident, WeightStore, to_device, to_host};
 use roll_core::{Error, Grad, Pullback, Result, StateDict, Tensor};
 use roll_network::precision::as_dtype;
 
-pub use config::{DecoderInput, VaeConfig};
+pub use config::{DECODER_WORDS, DecoderInput, VaeConfig};
 
 use block::Block;
 
@@ -57,10 +57,14 @@ impl Vae {
         let weights = config.weights();
         let own: StateDict =
             weights.into_iter().filter_map(|(name, _)| state.get(&name).map(|t| (name, t.clone()))).collect();
-        let store: Arc<dyn WeightStore> = Arc::new(Resident::new(&own, DType::F32, device));
+        Ok(Self::with_store(config, Arc::new(Resident::new(&own, DType::F32, device))))
+    }
+
+    /// Creates an autoencoder whose weights lie in `store`, in f32 by diffusers' names.
+    pub fn with_store(config: VaeConfig, store: Arc<dyn WeightStore>) -> Self {
         let network = |blocks| Arc::new(Network { blocks, store: store.clone(), dtype: DType::F32 });
         let (encoder, decoder) = (network(config.encoder_blocks()), network(config.decoder_blocks()));
-        Ok(Self { config, encoder, decoder })
+        Self { config, encoder, decoder }
     }
 
     /// Sets the dtype of the decoder: f32 or bf16. In bf16, weights and activations are rounded and sums are f32;
