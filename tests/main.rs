@@ -75,6 +75,8 @@ mod sequence;
 #[cfg(unix)]
 mod thread_ranks;
 #[cfg(unix)]
+mod vision_language;
+#[cfg(unix)]
 mod vote;
 #[cfg(unix)]
 mod watch;
