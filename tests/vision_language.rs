@@ -1,5 +1,4 @@
-//! Rewards that see, through the program: `roll plan` and `roll check` with files of the published sizes, and with tiny
-//! checkpoints, wrong ones among them.
+//! Rewards that see, with files of the published sizes: the costs of their recipes by `roll plan` and `roll check`.
 
 use std::collections::BTreeMap;
 
@@ -185,9 +184,7 @@ fn recipes_with_videoalign_cost_what_the_page_says() {
     let page = std::fs::read_to_string(root().join("docs/src/rewards.md")).unwrap();
     let section = page.split("\n### ").find(|part| part.starts_with("Recipes with VideoAlign")).unwrap();
     let mut columns = [const { Vec::new() }; 4];
-    for (name, machine, steps) in
-        [("videoalign-reward-fl", "1x80", 200.0), ("videoalign-nft", "8x80", 300.0)]
-    {
+    for (name, machine, steps) in [("videoalign-reward-fl", "1x80", 200.0), ("videoalign-nft", "8x80", 300.0)] {
         let ([device, host, seconds], memory) = planned(&world, &recipe(name), machine, &[]);
         let of_reward = memory.iter().filter(|(name, ..)| name.starts_with("videoalign: ")).map(|item| item.1);
         let cells = [
