@@ -62,6 +62,8 @@ fn examples_and_demos_have_no_idle_keys() {
         &["examples/recipes/judge-t2v.yaml"],
         &["examples/recipes/clips-i2v.yaml"],
         &["examples/recipes/sums-smollm2.yaml"],
+        &["examples/recipes/videoalign-reward-fl.yaml"],
+        &["examples/recipes/videoalign-nft.yaml"],
         &["roll-cli/src/demo.yaml", "roll-cli/src/demo_reward.yaml"],
         &["roll-cli/src/demo_agent.yaml", "roll-cli/src/demo_agent_env.yaml"],
         &["roll-cli/src/demo_flow_matching.yaml"],

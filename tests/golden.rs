@@ -53,7 +53,10 @@ const RECIPES: [Case; 3] = [
 const OF_RECIPES: [&str; 4] = ["--set", "backend=flex", "--set", "model.tokenizer_path=tiny/google/umt5-xxl"];
 
 /// Configurations that need files of others: `config` alone.
-const INCOMPLETE: [Case; 4] = [
+const INCOMPLETE: [Case; 7] = [
+    ("judge-warm", &["ROOT/demo/judge/warm.yaml"]),
+    ("recipe-videoalign-reward-fl", &["ROOT/examples/recipes/videoalign-reward-fl.yaml"]),
+    ("recipe-videoalign-nft", &["ROOT/examples/recipes/videoalign-nft.yaml"]),
     ("recipe-sums-smollm2", &["ROOT/examples/recipes/sums-smollm2.yaml"]),
     ("sokoban", &["ROOT/demo/agent/sokoban.yaml"]),
     ("import-reward_fl", &["ROOT/fuzz/corpus/config/roll.yaml"]),
@@ -249,7 +252,7 @@ fn every_golden_file_is_compared() {
 fn every_configuration_file_of_the_repository_is_a_case() {
     let cases: BTreeSet<&str> =
         COMPLETE.iter().chain(&RECIPES).chain(&INCOMPLETE).flat_map(|(_, c)| *c).copied().collect();
-    for folder in ["examples", "examples/recipes", "demo/agent", "demo/world"] {
+    for folder in ["examples", "examples/recipes", "demo/agent", "demo/judge", "demo/world"] {
         for entry in std::fs::read_dir(root().join(folder)).unwrap() {
             let name = entry.unwrap().file_name().into_string().unwrap();
             if name.ends_with(".yaml") {

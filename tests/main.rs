@@ -74,6 +74,9 @@ mod same_bits;
 mod sequence;
 #[cfg(unix)]
 mod thread_ranks;
+mod tiny_vision_language;
+#[cfg(unix)]
+mod vision_language;
 #[cfg(unix)]
 mod vote;
 #[cfg(unix)]

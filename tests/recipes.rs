@@ -13,7 +13,8 @@ use crate::judge::BrightnessJudge;
 use crate::program::root;
 use crate::world::{World, stderr_text};
 
-fn recipe(name: &str) -> String {
+/// The path of a recipe.
+pub fn recipe(name: &str) -> String {
     root().join(format!("examples/recipes/{name}.yaml")).to_str().unwrap().to_string()
 }
 
@@ -97,7 +98,7 @@ fn shapes(path: &Path) -> BTreeMap<String, Vec<usize>> {
 }
 
 /// Writes a file of these tensors that takes no room on the disk: its values are a hole.
-fn write_hole(path: PathBuf, shapes: &BTreeMap<String, Vec<usize>>, (dtype, width): (&str, usize)) {
+pub fn write_hole(path: PathBuf, shapes: &BTreeMap<String, Vec<usize>>, (dtype, width): (&str, usize)) {
     let mut end = 0;
     let tensors: BTreeMap<_, _> = shapes
         .iter()

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 use std::time::Instant;
 
+use roll_backends::Backend;
 use roll_core::{
     BuildContext, Error, Grad, Kind, Measure, OnMissing, Progress, Pullback, Registry, Result, ResultExt,
     RewardComponent, RewardScorer, Score, Target, Tensor, Video, threads,
@@ -60,11 +61,24 @@ pub fn scorers(
 ) -> Result<Vec<WeightedScorer>> {
     let mut scorers = Vec::with_capacity(components.len());
     for (i, component) in components.iter().enumerate() {
+        check_device(&format!("{key}.{i}.device"), component, context)?;
         let scorer = registry.reward(&component.name, &component.options, &component.context(context));
         let scorer = scorer.while_doing(|| format!("setting up {key}.{i} (`{}`)", component.name))?;
         scorers.push((component.weight, scorer));
     }
     Ok(scorers)
+}
+
+/// Fails if this machine lacks the device of a reward, whether or not the reward has a network. Warns if the device is
+/// that of the run in any case.
+fn check_device(key: &str, component: &RewardComponent, context: &BuildContext) -> Result<()> {
+    let Some(name) = &component.device else { return Ok(()) };
+    roll_backends::device(name).map_err(|error| Error::config(key, error.chain()))?;
+    let backend = Backend::of(name)?;
+    if !backend.is_numbered() && Backend::of(&context.backend).is_ok_and(|of_run| of_run == backend) {
+        tracing::warn!("`{key}` has no effect: `{backend}` has one device, on which the run computes too");
+    }
+    Ok(())
 }
 
 /// Labels for `names`: the second and later occurrences of a name are numbered, from 2.
@@ -429,6 +443,20 @@ mod tests {
         }
         fn on_missing(&self) -> OnMissing {
             self.on_missing
+        }
+    }
+
+    #[test]
+    fn the_device_of_a_reward_is_checked_also_if_no_network_needs_it() {
+        let registry = Registry::linked().unwrap();
+        let open = |device: &str| {
+            let component = RewardComponent { device: Some(device.into()), ..RewardComponent::named("brightness") };
+            scorers("reward", &[component], &registry, &BuildContext::new("flex"))
+        };
+        assert!(open("flex").is_ok());
+        for (device, remedy) in [("flax", "the backends are"), ("flex:1", "has one device")] {
+            let message = open(device).err().unwrap().chain();
+            assert!(message.contains("`reward.0.device`") && message.contains(remedy), "{message}");
         }
     }
 

@@ -2,7 +2,7 @@
 
 use roll_backends::Backend;
 use roll_core::plan::{MemoryItem, Needs, Passes, PlanInput};
-use roll_core::{BuildContext, Registry, Result};
+use roll_core::{BuildContext, Registry, Result, ResultExt};
 use roll_train::config::LoadedConfig;
 use roll_video::task::{CheckRewards, EvaluationConfig};
 
@@ -23,9 +23,10 @@ pub fn add_rewards(loaded: &LoadedConfig, registry: &Registry, input: &PlanInput
     let unscored = PlanInput { passes: Passes { decoded: Some([0, 0]), ..input.passes.clone() }, ..input.clone() };
     let trained = loaded.config.reward.iter().map(|reward| (reward, input));
     for (reward, input) in trained.chain(checks.iter().map(|check| (check, &unscored))) {
+        let own_backend = reward.device.as_deref().map(Backend::of).transpose();
+        let own_backend = own_backend.while_doing(|| format!("reading `device` of the reward `{}`", reward.name))?;
         // A CPU computes in host memory, at a speed that the plan does not know.
-        let computes_on_cpu = |name: &String| Backend::of(name).is_ok_and(|backend| !backend.is_numbered());
-        let is_on_cpu = reward.device.as_ref().is_some_and(computes_on_cpu);
+        let is_on_cpu = own_backend.is_some_and(|backend| !backend.is_numbered());
         let input = PlanInput { memory: input.memory.filter(|_| !is_on_cpu), ..input.clone() };
         match registry.reward_needs(&reward.name, &reward.options, &input, &context) {
             Ok(Some(planned)) => add(needs, &reward.name, reward.device.as_deref(), is_on_cpu, planned),

@@ -123,7 +123,8 @@ impl Weights {
         };
         match marks.iter().find(|(key, ..)| self.info(key).is_some()) {
             Some((_, found, _)) if *found == Some(family) => Ok(()),
-            Some((key, _, name)) => refuse(format!("those of {name} (`{key}`)")),
+            Some((key, Some(_), name)) => refuse(format!("those of {name} (`{key}`): name its config.json")),
+            Some((key, None, name)) => refuse(format!("those of {name} (`{key}`), which is not supported")),
             None => {
                 let keys = self.keys().into_iter().take(3).collect::<Vec<_>>().join(", ");
                 refuse(format!("no vision tower (`visual.blocks.0.*`); its tensors are {keys}, ..."))

@@ -22,6 +22,26 @@ pub enum Family {
 }
 
 impl Family {
+    /// Reads the family of a `config.json` of Hugging Face.
+    pub fn read(file: &Path) -> Result<Self> {
+        let bytes = files::read_filled(file, files::MAX_TEXT).map_err(Error::file("read", file))?;
+        let json: Map<String, Value> =
+            serde_json::from_slice(&bytes).map_err(|e| Error::bad_file(file, e.to_string()))?;
+        Self::of(&json).map_err(|problem| Error::bad_file(file, problem))
+    }
+
+    /// The family by the `model_type` of a `config.json`.
+    fn of(json: &Map<String, Value>) -> Result<Self, String> {
+        match json.get("model_type").and_then(Value::as_str) {
+            Some("qwen2_vl") => Ok(Self::Qwen2Vl),
+            Some("qwen2_5_vl") => Ok(Self::Qwen25Vl),
+            found => {
+                let found = found.unwrap_or("no `model_type`");
+                Err(format!("expected the model_type `qwen2_vl` or `qwen2_5_vl`, found {found}"))
+            }
+        }
+    }
+
     /// The `model_type` in `config.json`.
     pub const fn model_type(self) -> &'static str {
         match self {
@@ -134,14 +154,7 @@ impl QwenVlConfig {
     /// Parses the text of a `config.json`; see [`QwenVlConfig::read`].
     pub fn parse(json: &[u8], vocabulary: Option<usize>) -> Result<Self, String> {
         let json: Map<String, Value> = serde_json::from_slice(json).map_err(|e| e.to_string())?;
-        let family = match json.get("model_type").and_then(Value::as_str) {
-            Some("qwen2_vl") => Family::Qwen2Vl,
-            Some("qwen2_5_vl") => Family::Qwen25Vl,
-            found => {
-                let found = found.unwrap_or("no `model_type`");
-                return Err(format!("expected the model_type `qwen2_vl` or `qwen2_5_vl`, found {found}"));
-            }
-        };
+        let family = Family::of(&json)?;
         // Newer files hold the language model in a map of its own.
         let text = Section { name: "text_config", map: object(&json, "text_config").unwrap_or(&json) };
         let vision = object(&json, "vision_config").ok_or("expected the map `vision_config`, found none")?;

@@ -16,7 +16,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::checkpoint::Weights;
-use super::config::QwenVlConfig;
+use super::config::{Family, QwenVlConfig};
 use super::network::QwenVl;
 use super::source::locate;
 
@@ -26,6 +26,9 @@ const EMBEDDING: &str = "model.embed_tokens.weight";
 const HEAD: &str = "lm_head.weight";
 /// The convolution of the patch embedding, which is used as a matrix.
 const PATCH_EMBEDDING: &str = "visual.patch_embed.proj.weight";
+
+/// Files by which a directory has the weights of a whole model.
+const WHOLE_MODELS: [&str; 2] = ["model.safetensors", "model.safetensors.index.json"];
 
 /// Where frozen weights are between passes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -46,10 +49,11 @@ pub struct QwenVlOptions {
     /// checkpoint), a published model, `Qwen/Qwen2-VL-2B-Instruct`, or a file of one,
     /// `KwaiVGI/VideoReward:checkpoint-11352/model.pth`.
     pub model_path: Option<PathBuf>,
-    /// The `config.json` of the network, for checkpoints without one: a file, or `ORG/NAME:FILE`. Default:
+    /// The `config.json` of the network, for checkpoints without one: a file, its directory, or `ORG/NAME:FILE`. Default:
     /// beside the weights.
     pub config_path: Option<PathBuf>,
-    /// The `tokenizer.json`: a file, or `ORG/NAME:FILE`. Default: beside the weights, or in the directory `tokenizer` there.
+    /// The `tokenizer.json`: a file, its directory, or `ORG/NAME:FILE`. Default: beside the adapter or the weights, or in
+    /// the directory `tokenizer` there.
     pub tokenizer_path: Option<PathBuf>,
     /// LoRA of PEFT that is merged into the weights when they are read: a file, or a directory with
     /// `adapter_model.safetensors`, and `non_lora_state_dict.pth` for weights that were trained as a whole.
@@ -122,15 +126,24 @@ impl NetworkFiles {
         }
         let path = locate(name, context)?;
         let adapter = options.adapter_path.as_ref().map(|path| context.resolve(path));
-        let weights = Weights::open(checkpoint(&path)?, adapter.as_deref(), options.lora_alpha)?;
+        let weights = Weights::open(checkpoint(section, &path)?, adapter.as_deref(), options.lora_alpha)?;
         let directory = if path.is_dir() { path.as_path() } else { path.parent().unwrap_or(Path::new(".")) };
         let config_path = match &options.config_path {
-            Some(path) => locate(path, context)?,
+            Some(path) => file_or_in(locate(path, context)?, "config.json"),
             None => directory.join("config.json"),
         };
+        if options.config_path.is_none() && !config_path.exists() {
+            let problem = format!(
+                "missing, and {} has no config.json: expected that of the base model, such as \
+                 Qwen2-VL-2B-Instruct/config.json",
+                directory.display()
+            );
+            return Err(Error::config(format!("{section}.config_path"), problem));
+        }
         let vocabulary = weights.info(EMBEDDING).and_then(|info| info.shape.first().copied());
+        // First, because nothing else fits in a file of another family.
+        weights.check_family(Family::read(&config_path)?)?;
         let config = QwenVlConfig::read(&config_path, vocabulary)?;
-        weights.check_family(config.vision.family)?;
         let wanted = wanted(&config, &weights);
         check(&weights, &wanted)?;
         let stored = weights.tensor("model.norm.weight").map(|tensor| stored_dtype(&tensor))?;
@@ -169,7 +182,11 @@ pub fn open(section: &str, options: &QwenVlOptions, context: &BuildContext) -> R
     let files = NetworkFiles::open(section, options, context)?;
     let precision = Precision::of(section, options, files.stored, DeviceTraits::of(&device))?;
     let tokenizer_path = options.tokenizer_path.as_ref().map(|path| locate(path, context)).transpose()?;
-    let tokenizer = tokenizer(tokenizer_path, &files.directory)?;
+    let tokenizer_path = tokenizer_path.map(|path| file_or_in(path, "tokenizer.json"));
+    // An adapter may have added tokens to its base's.
+    let adapter = options.adapter_path.as_ref().map(|path| context.resolve(path)).filter(|path| path.is_dir());
+    let directories: Vec<&Path> = adapter.as_deref().into_iter().chain([files.directory.as_path()]).collect();
+    let tokenizer = tokenizer(tokenizer_path, &directories)?;
     let others = others(&files.weights, &files.wanted, context.headers_only)?;
     let store = |part: fn(&str) -> bool| -> Result<Arc<dyn WeightStore>> {
         let weights = files.wanted.iter().filter(|(name, _)| !context.headers_only && part(name));
@@ -206,16 +223,45 @@ pub(super) fn is_block_matrix(name: &str, shape: &[usize]) -> bool {
     (name.contains(".blocks.") || name.contains(".layers.")) && shape.len() == 2
 }
 
-/// Opens the weights at `path`: a file, or a directory with safetensors or a `model.pth`.
-fn checkpoint(path: &Path) -> Result<Checkpoint> {
+/// Opens the weights at `path`: a file, or a directory with safetensors or a `model.pth`. The error of a directory
+/// without any names the one that was probably meant.
+fn checkpoint(section: &str, path: &Path) -> Result<Checkpoint> {
     if !path.exists() {
         return Err(Error::bad_file(path, "it does not exist; a published model is named with its organisation"));
     }
-    let torch = path.join("model.pth");
-    if torch.exists() {
-        return Ok(Checkpoint::open(torch)?);
+    if !path.is_dir() {
+        return Ok(Checkpoint::open(path)?);
     }
-    if path.is_dir() { open_weights(path) } else { Ok(Checkpoint::open(path)?) }
+    if path.join("model.pth").exists() {
+        return Ok(Checkpoint::open(path.join("model.pth"))?);
+    }
+    let is_adapter = path.join("adapter_model.safetensors").exists();
+    if is_adapter && !WHOLE_MODELS.iter().any(|name| path.join(name).exists()) {
+        let problem = format!(
+            "it holds an adapter: expected the directory of the base model here, and this one in `{section}.adapter_path`"
+        );
+        return Err(Error::bad_file(path, problem));
+    }
+    open_weights(path).map_err(|error| match checkpoint_folder(path) {
+        Some(folder) => {
+            let problem = format!("it has no weights: expected the folder with them, {}", folder.display());
+            Error::bad_file(path, problem)
+        }
+        None => error,
+    })
+}
+
+/// The first folder `checkpoint-...` in `path`, as trainers of Hugging Face write them.
+fn checkpoint_folder(path: &Path) -> Option<PathBuf> {
+    let is_checkpoint = |folder: &PathBuf| {
+        folder.is_dir() && folder.file_name().is_some_and(|name| name.to_string_lossy().starts_with("checkpoint-"))
+    };
+    std::fs::read_dir(path).ok()?.filter_map(|entry| Some(entry.ok()?.path())).filter(is_checkpoint).min()
+}
+
+/// `path`, or the file `name` in it if it is a directory.
+fn file_or_in(path: PathBuf, name: &str) -> PathBuf {
+    if path.is_dir() { path.join(name) } else { path }
 }
 
 /// Names and shapes of the weights that are read. An output layer that the checkpoint lacks is not among them.
@@ -283,10 +329,11 @@ fn others(weights: &Weights, wanted: &[(String, Vec<usize>)], headers_only: bool
     other.map(|key| Ok((key.to_string(), read(key)?))).collect()
 }
 
-/// Loads the tokenizer at `path`, by default that in `directory`. Returns `None` if neither exists.
-fn tokenizer(path: Option<PathBuf>, directory: &Path) -> Result<Option<Tokenizer>> {
-    let beside = ["tokenizer.json", "tokenizer/tokenizer.json"].map(|name| directory.join(name));
-    let found = path.or_else(|| beside.into_iter().find(|file| file.exists()));
+/// Loads the tokenizer at `path`, by default the first that is in one of `directories`. Returns `None` if none has one.
+fn tokenizer(path: Option<PathBuf>, directories: &[&Path]) -> Result<Option<Tokenizer>> {
+    let names = ["tokenizer.json", "tokenizer/tokenizer.json"];
+    let mut beside = directories.iter().flat_map(|directory| names.map(|name| directory.join(name)));
+    let found = path.or_else(|| beside.find(|file| file.exists()));
     found.map(|file| Tokenizer::load(&file)).transpose()
 }
 

@@ -135,6 +135,43 @@ fn a_lora_inside_a_checkpoint_or_beside_it_is_merged() {
 }
 
 #[test]
+fn a_directory_of_another_level_is_refused_with_the_one_that_was_meant() {
+    let fixture = Fixture::named("qwen2vl_tiny");
+    let directory = tempfile::tempdir().unwrap();
+    let checkpoint = directory.path().join("checkpoint-7");
+    std::fs::create_dir(&checkpoint).unwrap();
+    let options = write(&checkpoint, &fixture, &weights(&fixture));
+    let refusal = |options: &QwenVlOptions| open(options).err().unwrap().chain();
+    let above = QwenVlOptions { model_path: Some(directory.path().into()), ..options.clone() };
+    let message = refusal(&above);
+    assert!(message.contains(checkpoint.to_str().unwrap()) && message.contains("no weights"), "{message}");
+    // Directories of the configuration and of the tokenizer, as trainers leave them.
+    let config = directory.path().join("config");
+    std::fs::create_dir(&config).unwrap();
+    std::fs::rename(checkpoint.join("config.json"), config.join("config.json")).unwrap();
+    let message = refusal(&options);
+    assert!(message.contains("`reward.model.config_path`") && message.contains("base model"), "{message}");
+    let options = QwenVlOptions { config_path: Some(config), ..options };
+    assert!(open(&options).is_ok());
+    let words = serde_json::json!({
+        "version": "1.0", "added_tokens": [], "normalizer": null, "pre_tokenizer": null, "post_processor": null,
+        "decoder": null, "model": {"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "a"},
+    });
+    let folder = checkpoint.join("tokenizer");
+    std::fs::create_dir(&folder).unwrap();
+    std::fs::write(folder.join("tokenizer.json"), words.to_string()).unwrap();
+    for tokenizer_path in [None, Some(folder.clone()), Some(folder.join("tokenizer.json"))] {
+        let model = open(&QwenVlOptions { tokenizer_path, ..options.clone() }).unwrap();
+        assert_eq!(model.tokenize("a").unwrap(), [0]);
+    }
+    // A directory that holds an adapter alone.
+    std::fs::remove_file(checkpoint.join("model.safetensors")).unwrap();
+    std::fs::write(checkpoint.join("adapter_model.safetensors"), "").unwrap();
+    let message = refusal(&options);
+    assert!(message.contains("holds an adapter") && message.contains("`reward.model.adapter_path`"), "{message}");
+}
+
+#[test]
 fn the_vocabulary_is_that_of_the_checkpoint() {
     let fixture = Fixture::named("qwen2vl_tiny");
     let mut state = weights(&fixture);

@@ -14,8 +14,8 @@ impl Opened {
         Self(Box::new(reward))
     }
 
-    /// Opens the reward whose network `component` names. `check` checks options and small files, `load` opens the
-    /// network too. For a check, no weights are read and nothing is downloaded, and the result scores nothing.
+    /// Opens the reward whose network `component` names. `check` checks options and small files, `load` does so and opens
+    /// the network. For a check, no weights are read and nothing is downloaded, and the result scores nothing.
     pub(crate) fn with_network<R: RewardScorer + 'static>(
         name: &'static str,
         component: &Component,
@@ -24,13 +24,15 @@ impl Opened {
         check: impl FnOnce() -> Result<()>,
         load: impl FnOnce() -> Result<R>,
     ) -> Result<Self> {
-        check()?;
         if !context.headers_only {
             return Ok(Self::new(load()?));
         }
         let missing = (VisionLanguageRegistration::of(component)?.missing)(&component.options, context)?;
         let reason = match missing {
-            Some(models) => format!("a run would download {models} first"),
+            Some(models) => {
+                check()?;
+                format!("a run would download {models} first")
+            }
             None => {
                 load()?;
                 "a check reads no weights of its network, whose headers fit".into()

@@ -145,3 +145,18 @@ fn bad_options_are_named_by_their_keys() {
     let missing = VideoAlign::load(VideoAlignConfig::default(), &BuildContext::new("flex")).err().unwrap();
     assert!(missing.to_string().contains("reward.prompt_file"), "{missing}");
 }
+
+#[test]
+fn a_checkpoint_may_have_fewer_pixels_than_small_frames_are_enlarged_to() {
+    let directory = tempfile::tempdir().unwrap();
+    let path = directory.path().join("model_config.json");
+    // The default of the original's training code.
+    std::fs::write(&path, r#"{"data_config": {"max_frame_pixels": 76800}}"#).unwrap();
+    let of_file = VideoAlignConfig { model_config: Some(path.to_str().unwrap().into()), ..Default::default() };
+    let checked = |config: &VideoAlignConfig| {
+        config.checked_with(question(QUESTION), &BuildContext::new("flex")).map(drop).map_err(|error| error.to_string())
+    };
+    assert_eq!(checked(&of_file), Ok(()));
+    let message = checked(&VideoAlignConfig { max_pixels: Some(76800), ..of_file }).unwrap_err();
+    assert!(message.contains("`reward.min_pixels`") && message.contains("76800"), "{message}");
+}

@@ -169,7 +169,8 @@ impl VideoAlignConfig {
             (None, None) => published.sampling(),
         };
         let max = self.max_pixels.unwrap_or_else(|| published.max_pixels());
-        if self.min_pixels > max {
+        // As in the original, `model_config` may have less: its code reduces first, and enlarges what is still smaller.
+        if self.max_pixels.is_some() && self.min_pixels > max {
             let problem = format!("expected at most `max_pixels`, {max}; found {}", self.min_pixels);
             return Err(Error::config("reward.min_pixels", problem));
         }
