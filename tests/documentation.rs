@@ -313,6 +313,21 @@ fn numbers_of_the_pages_are_those_of_roll_plan() {
             assert!(recipes.contains(&row), "recipes.md, {file}: no cell `{row}`");
         }
     }
+    let pictures = page("pictures.md");
+    let of_pictures = ["--network", "z-image", "--set", "model.name=z_image", "--set", "reward.name=brightness"];
+    for (machine, side, setting) in [
+        ("1x24", 512, "weights_dtype=auto"),
+        ("1x24", 512, "weights_dtype=int8"),
+        ("1x24", 512, "weight_store=host"),
+        ("1x80", 1024, "weights_dtype=auto"),
+    ] {
+        let setting = format!("model.{setting}");
+        let sides = ["height", "width"].map(|key| format!("data.{key}={side}"));
+        let own = ["--on", machine, "--set", &setting, "--set", &sides[0], "--set", &sides[1]];
+        let [device, host, seconds] = planned(&root(), &[&of_pictures[..], &own].concat());
+        let row = format!("| {device:.0} GB | {host:.0} GB | {seconds:.1} s |");
+        assert!(pictures.contains(&row), "pictures.md, {own:?}: no cells `{row}`");
+    }
     let real = page("real-model.md");
     let directory = tempfile::tempdir().unwrap();
     let mut files = BTreeMap::new();

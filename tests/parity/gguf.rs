@@ -1,9 +1,10 @@
-//! A quantised model out of a GGUF file: tokens, next-token distribution, greedy generation.
+//! A quantised model out of a GGUF file: tokens, next-token distribution, greedy generation, and the log-probabilities
+//! that llama.cpp's server reports of its own tokens.
 
 use std::path::PathBuf;
 
-use roll_causal_lm::{CausalLmOptions, open};
-use roll_core::{Adapter, BuildContext, LanguageModel, Sampling, Tensor};
+use roll_causal_lm::{CausalLm, CausalLmOptions, open};
+use roll_core::{Adapter, BuildContext, Grad, LanguageModel, Sampling, Tensor};
 use serde::Deserialize;
 
 use crate::case::{Case, Outcome, Report};
@@ -56,5 +57,42 @@ pub fn run(case: &Case) -> Outcome<Report> {
             format!("{prompt:?}: greedy generation gives {found:?}, expected {greedy_ids:?}")
         });
     }
+    let answers = case.dir.join("llama_cpp_server.json");
+    if answers.is_file() {
+        let answers: Vec<Answer> = serde_json::from_slice(&std::fs::read(answers)?)?;
+        compare_answers(&mut model, &answers, &mut report)?;
+    }
     Ok(report)
+}
+
+/// Tokens that llama.cpp's server wrote, ids in and out, and the log-probability that it reports of each.
+/// `tests/scripts/llama_cpp_answers.py` asks for them.
+#[derive(Deserialize)]
+struct Answer {
+    prompt: Vec<u32>,
+    tokens: Vec<u32>,
+    log_probs: Vec<f64>,
+}
+
+/// Compares an engine's log-probabilities with those of training, as a rollout by an engine does. llama.cpp multiplies
+/// with activations in eight bits, so single tokens differ by more than kernels explain.
+fn compare_answers(model: &mut CausalLm, answers: &[Answer], report: &mut Report) -> Outcome<()> {
+    const MEAN: f64 = 0.05;
+    let (mut sum, mut count) = (0.0, 0.0);
+    for Answer { prompt, tokens, log_probs } in answers {
+        let row: Vec<i64> = prompt.iter().chain(tokens).map(|id| i64::from(*id)).collect();
+        let shape = [1, row.len()];
+        let mask = Tensor::new(vec![1u8; row.len()], shape)?;
+        let (stats, _) = model.evaluate(&Tensor::new(row, shape)?, &mask, &mask, Adapter::Off, Grad::Skip)?;
+        let found = stats.log_probs.to_f32_vec();
+        for (found, expected) in found[prompt.len() - 1..].iter().zip(log_probs) {
+            sum += (f64::from(*found) - expected).abs();
+            count += 1.0;
+        }
+    }
+    let mean = sum / count;
+    report.check(count > 0.0 && mean < MEAN, || {
+        format!("log-probabilities differ from llama.cpp's server by {mean:.4} on average, expected less than {MEAN}")
+    });
+    Ok(())
 }
