@@ -4,7 +4,8 @@
 
 VISION_LANGUAGE is the program of this folder (target/release/vision_language). Both sides read one file of random weights
 in f32, hold activations, freeze the weights and pull the gradient back to the pixels; the states of the last token are
-compared. They take turns. OMP_NUM_THREADS is the number of threads of each (2). Where other programs run, compare the
+compared. They take turns. With `--backend libtorch-cuda` both compute in bf16 on the GPU.
+OMP_NUM_THREADS is the number of threads of each (2). Where other programs run, compare the
 seconds of a core. Needs torch 2.5 or later and safetensors.
 """
 
@@ -47,18 +48,20 @@ def pytorch(directory, asked):
     from torch_qwen_vl import QwenVl, to_patches
 
     torch.set_num_threads(THREADS)
+    cpu = "cuda" not in asked.backend
+    device, dtype = ("cpu", torch.float32) if cpu else ("cuda", torch.bfloat16)
     network = QwenVl(layout(asked.blocks, asked.layers))
     network.load_state_dict(load_file(directory / "model.safetensors"))
-    network.requires_grad_(False)
+    network = network.to(device, dtype).requires_grad_(False)
     height, width = map(int, asked.size.split("x"))
     rows, columns = height // 14, width // 14
     squares = asked.steps * rows * columns // 4
     special = network.config["vision_start_token_id"]
     words = [i * 7919 % special for i in range(asked.words)]
-    tokens = torch.tensor([special] + [network.config["video_token_id"]] * squares + [special + 1] + words)
+    tokens = torch.tensor([special] + [network.config["video_token_id"]] * squares + [special + 1] + words, device=device)
     clip = [(1 + t, 1 + y, 1 + x) for t in range(asked.steps) for y in range(rows // 2) for x in range(columns // 2)]
     after = 1 + max(asked.steps, rows // 2, columns // 2)
-    positions = torch.tensor([(0, 0, 0)] + clip + [(after + i,) * 3 for i in range(1 + asked.words)])
+    positions = torch.tensor([(0, 0, 0)] + clip + [(after + i,) * 3 for i in range(1 + asked.words)], device=device)
     row = network.model["embed_tokens"].weight[1]
     least = {phase: [float("inf")] * 2 for phase in PHASES}
     count = asked.steps * 2 * 3 * height * width
@@ -76,15 +79,17 @@ def pytorch(directory, asked):
     last = None
     for repeat in range(REPEATS):
         pixels = ((torch.arange(count) + 31 * repeat) % 1009).float() / 504.5 - 1
-        pixels = pixels.view(asked.steps, 2, 3, height, width)
+        pixels = pixels.view(asked.steps, 2, 3, height, width).to(device, dtype)
         for phase, work in zip(PHASES, (tower, state, pulled)):
             begun, cpu = time.perf_counter(), time.process_time()
             with torch.set_grad_enabled(phase == "forward_and_backward"):
                 found = work(pixels)
+            if not cpu:
+                torch.cuda.synchronize()
             seconds = [time.perf_counter() - begun, time.process_time() - cpu]
             least[phase] = [min(pair) for pair in zip(least[phase], seconds)]
             last = found if phase == "forward" else last
-    return least | {"state": last.tolist(), "tokens": len(tokens), "patches": 4 * squares}
+    return least | {"state": last.float().tolist(), "tokens": len(tokens), "patches": 4 * squares}
 
 
 def main():
@@ -93,6 +98,8 @@ def main():
     for name, kind, default in (("blocks", int, 4), ("layers", int, 3), ("steps", int, 1), ("size", str, "336x588"),
                                 ("words", int, 128), ("rounds", int, 3)):
         parser.add_argument(f"--{name}", type=kind, default=default, help="(%(default)s)")
+    parser.add_argument("--backend", default="flex", help="(%(default)s)")
+    parser.add_argument("--json", action="store_true", help="print a line of JSON for each round, too")
     parser.add_argument("--side", type=pathlib.Path, help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.side:
@@ -100,7 +107,8 @@ def main():
     with tempfile.TemporaryDirectory() as directory:
         write(pathlib.Path(directory), asked)
         height, width = asked.size.split("x")
-        sides = {"roll": [asked.binary, directory, str(asked.steps), height, width, str(asked.words)],
+        sides = {"roll": [asked.binary, directory, str(asked.steps), height, width, str(asked.words),
+                         asked.backend],
                  "PyTorch": [sys.executable, *sys.argv, "--side", directory]}
         for _ in range(asked.rounds):
             found = {}
@@ -112,6 +120,9 @@ def main():
             largest = max(map(abs, theirs["state"]))
             error = max(abs(a - b) for a, b in zip(ours["state"], theirs["state"])) / largest
             print(f"{ours['patches']} patches, {ours['tokens']} tokens; the states differ by {error:.1e} of the largest")
+            if asked.json:
+                phases = {who: {phase: side[phase][0] for phase in PHASES} for who, side in found.items()}
+                print(json.dumps(phases | {"error": error}), flush=True)
             for phase in PHASES:
                 (clock, cpu), (their_clock, their_cpu) = ours[phase], theirs[phase]
                 print(f"  {phase}: roll {clock:.2f} s, {cpu:.2f} s of a core; PyTorch {their_clock:.2f} s, "

@@ -113,7 +113,7 @@ fn a_lora_of_z_image_is_fused_and_divided_again_and_its_files_are_described() {
     let layer = "diffusion_model.blocks.0.self_attn.q";
     let [down, up] =
         [("lora_A", [1, 4]), ("lora_B", [4, 1])].map(|(name, shape)| (format!("{layer}.{name}.weight"), tensor(shape)));
-    save_safetensors(&path.join("wan.safetensors"), &[down, up].into(), &Default::default()).unwrap();
+    save_safetensors(path.join("wan.safetensors"), &[down, up].into(), &Default::default()).unwrap();
     fails(&roll(path, &wan), 2, &["wan.safetensors", "leave --names out"]);
     let about = done(path, &["inspect", "tiny"]);
     for part in ["Z-Image transformer", "KL autoencoder", "language model", "1 noise refiners"] {

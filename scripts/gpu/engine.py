@@ -141,13 +141,14 @@ class Run:
 
     def programs(self):
         if STAND_IN:
-            names = ["roll", "parity", "operators", "times", "generation_speed", "torch_step", "gpu_probe",
-                     "generation_batch"]
+            names = ["roll", "parity", "operators", "times", "generation_speed", "vision_language", "torch_step",
+                     "gpu_probe", "generation_batch", "vision_language_speed", "zimage_speed"]
             return {name: [sys.executable, STAND_IN, name] for name in names}
         with contextlib.suppress(OSError):
             packed = json.loads((self.home.path / "programs.json").read_text())["programs"]
             script = lambda name: [sys.executable, self.home.tree / "bench" / f"{name}.py"]
-            scripts = {name: script(name) for name in ("torch_step", "gpu_probe", "generation_batch")}
+            scripts = {name: script(name) for name in ("torch_step", "gpu_probe", "generation_batch", "zimage_speed")}
+            scripts["vision_language_speed"] = script("vision_language")
             return {name: [path] for name, path in packed.items()} | scripts
         return {}
 

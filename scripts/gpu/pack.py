@@ -47,7 +47,8 @@ def newest(directory, stem):
 def built(directory):
     """Programs of a build by the names that gpu-check has for them."""
     stems = [("roll", "roll"), ("parity", "parity"), ("operators", "roll_backends")]
-    more = {"times": directory / "operators.so", "generation_speed": directory / "generation_speed"}
+    more = {"times": directory / "operators.so"}
+    more |= {name: directory / name for name in ("generation_speed", "vision_language")}
     return {name: newest(directory, stem) for name, stem in stems} | {k: p for k, p in more.items() if p.is_file()}
 
 

@@ -412,6 +412,54 @@ def agents(run):
     return ", ".join(f"{line['who']} {line['tokens_per_second']:.0f} tokens/s" for line in found)
 
 
+def pictures(run):
+    """A step of Z-Image with all blocks at 1024x1024 and its memory; then two blocks and the decoder with their pulls,
+    beside diffusers at the same widths."""
+    side, layers = (32, 1) if run.tiny else (1024, 2)
+    preset = ["--preset", "z-image"]
+    small = ["--size", f"{side}x{side}", "--layers", layers, *(["--dtype", "f32"] if run.tiny else [])]
+    said = []
+    if not run.tiny:
+        step = bench(run, "--whole-step", of=preset)
+        said.append(f"step {step['step_seconds']:.2f} s, {(step['peak_bytes'] or 0) / 1e9:.1f} GB")
+    found = bench(run, of=[*preset, *small])
+    seconds = {phase["name"]: phase["seconds"] for phase in found["phases"]}
+    ours = {"transformer": seconds["forward, recorded"] + seconds["pull of forward"],
+            "decode": seconds["decode"] + seconds["pull of decode"]}
+    if torch_directory() is None and not STAND_IN:
+        said.append(f"no PyTorch in {sys.executable}")
+        return "; ".join(said)
+    device = "cpu" if run.tiny else "cuda"
+    ended = run.command([*run.program("zimage_speed"), "--diffusers", "--device", device, "--side", side, "--layers",
+                         layers, "--refiners", 2, "--caption", 128, "--decoded-side", side], run.left() - 2)
+    lines = [json.loads(line) for line in ended.output.splitlines() if line.startswith("{")]
+    if "No module named" in ended.errors:
+        said.append(ended.errors.strip().splitlines()[-1])
+        return "; ".join(said)
+    ended.check()
+    theirs = lines[-1]["seconds"]
+    run.record("found", pictures={"side": side, "layers": layers, "roll": ours, "diffusers": theirs})
+    return "; ".join([*said, *(f"{name} {ours[name] / theirs[name]:.2f} of diffusers" for name in ours)])
+
+
+def vision_language(run):
+    """Tower, text with a clip, and gradient at the pixels of a vision-language network at 2B's widths, ours and
+    PyTorch's in turn."""
+    if torch_directory() is None and not STAND_IN:
+        raise Skipped(f"no PyTorch in {sys.executable}")
+    sizes = ["--blocks", "1", "--layers", "1", "--size", "56x84", "--words", "8", "--rounds", "1"] if run.tiny else \
+        ["--blocks", "32", "--layers", "28", "--steps", "4", "--size", "448x448", "--rounds", "2"]
+    ended = run.command([*run.program("vision_language_speed"), *run.program("vision_language"), *sizes, "--backend",
+                         run.backend, "--json"], run.left() - 2)
+    found = [json.loads(line) for line in ended.output.splitlines() if line.startswith("{")]
+    for line in found:
+        run.record("found", vision_language=line)
+    ended.check()
+    ours, theirs = found[-1]["roll"], found[-1]["PyTorch"]
+    ratios = (f"{phase} {ours[phase] / theirs[phase]:.2f}" for phase in ours)
+    return f"of PyTorch: {', '.join(ratios)}; states differ by {found[-1]['error']:.1e}"
+
+
 def sanitizer(run):
     if run.tiny:
         raise Skipped("it needs a GPU")
@@ -481,6 +529,10 @@ def in_order(run):
         Part("unfused", "roll without its own kernels", 45, 90, ours(extra={"ROLL_FUSED": "0"}), again=True),
         Part("streamed", "roll, ten blocks, weights from a file", 40, 90, streamed),
         Part("weights-host", "roll, weights in host memory", 45, 90, weights_on_host, again=True),
+        Part("pictures", "Z-Image: a step; blocks and decoder beside diffusers", 90, 150, pictures,
+             ("roll", "zimage_speed")),
+        Part("vision-language", "a vision-language network beside PyTorch", 60, 120, vision_language,
+             ("vision_language", "vision_language_speed")),
         Part("probe", "PyTorch's products, copies, attention", 30, 60, probe, ("gpu_probe",)),
         Part("sanitizer", "compute-sanitizer", 60, 120, sanitizer),
     ]

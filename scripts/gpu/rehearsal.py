@@ -149,6 +149,13 @@ def stand_in(program, arguments):
         rest(15)
         line = {"name": "addmm", "shape": [64, 64, 64], "flag": True, "survives": 0.3}
         print(json.dumps(line if "addmm" in arguments else {"name": "ceiling", "flops_per_second": 7e14}))
+    elif program == "zimage_speed":
+        rest(20)
+        print(json.dumps({"seconds": {"transformer": 2.0, "decode": 1.0}}))
+    elif program == "vision_language_speed":
+        rest(50)
+        phases = {"tower": 0.1, "forward": 0.3, "forward_and_backward": 0.9}
+        print(json.dumps({"roll": phases, "PyTorch": phases, "error": 1e-3}))
     elif program == "generation_batch":
         for who in ("roll", "transformers"):
             rest(25)
