@@ -74,11 +74,11 @@ struct Answer {
     log_probs: Vec<f64>,
 }
 
-/// Compares an engine's log-probabilities with those of training, as a rollout by an engine does. llama.cpp multiplies
-/// with activations in eight bits, so single tokens differ by more than kernels explain.
+/// Compares an engine's log-probabilities with those of training, as a rollout by an engine does. The largest difference
+/// counts: the server had the weights in f32, because with Q4_1 it multiplies with activations in eight bits.
 fn compare_answers(model: &mut CausalLm, answers: &[Answer], report: &mut Report) -> Outcome<()> {
-    const MEAN: f64 = 0.05;
-    let (mut sum, mut count) = (0.0, 0.0);
+    const TOLERANCE: f64 = 1e-3;
+    let mut largest = 0.0f64;
     for Answer { prompt, tokens, log_probs } in answers {
         let row: Vec<i64> = prompt.iter().chain(tokens).map(|id| i64::from(*id)).collect();
         let shape = [1, row.len()];
@@ -86,13 +86,13 @@ fn compare_answers(model: &mut CausalLm, answers: &[Answer], report: &mut Report
         let (stats, _) = model.evaluate(&Tensor::new(row, shape)?, &mask, &mask, Adapter::Off, Grad::Skip)?;
         let found = stats.log_probs.to_f32_vec();
         for (found, expected) in found[prompt.len() - 1..].iter().zip(log_probs) {
-            sum += (f64::from(*found) - expected).abs();
-            count += 1.0;
+            largest = largest.max((f64::from(*found) - expected).abs());
         }
     }
-    let mean = sum / count;
-    report.check(count > 0.0 && mean < MEAN, || {
-        format!("log-probabilities differ from llama.cpp's server by {mean:.4} on average, expected less than {MEAN}")
+    report.check(!answers.is_empty() && largest < TOLERANCE, || {
+        format!(
+            "log-probabilities differ from llama.cpp's server by up to {largest:.1e}, expected less than {TOLERANCE}"
+        )
     });
     Ok(())
 }

@@ -1,6 +1,7 @@
 """Answers of llama.cpp's server for the parity case `gguf_smollm2`: token ids in, token ids and log-probabilities out.
 
-    llama-server -m SmolLM2-135M-Instruct.Q4_1.gguf --port 8080
+    llama-quantize --allow-requantize SmolLM2-135M-Instruct.Q4_1.gguf f32.gguf F32
+    llama-server -m f32.gguf --port 8080 -ctk f32 -ctv f32 -fa off
     python tests/scripts/llama_cpp_answers.py tests/fixtures/gguf_smollm2 http://127.0.0.1:8080
 
 Asks for the prompts of `reference.json` and writes `llama_cpp_server.json` beside it. The tokens are drawn at temperature 1
