@@ -1,7 +1,7 @@
 //! Memory and time of reading texts with media, by the shapes in the headers of the files.
 //!
-//! Weights and block inputs are counted exactly. The work on one block follows the formula of `causal_lm`'s plan, whose
-//! factors were measured there; the tower's blocks have the same layers.
+//! Weights and block inputs are counted exactly. The work on a block follows formulas whose factors are those that the
+//! allocator counts on the CPU in f32; `tests/memory.rs` compares them.
 
 use roll_backends::Memory;
 use roll_backends::weights::HostStore;
@@ -16,9 +16,24 @@ use super::loading::{NetworkFiles, Precision, QwenVlOptions, WeightLocation, is_
 const HOST_RATE: f64 = 10e9;
 /// Bytes of an f32 number.
 const F32_SIZE: usize = size_of::<f32>();
-/// f32 values per token of a recorded block during its backward pass, in multiples of the widths of the residual
-/// stream, of the queries, and of the feed-forward layer.
-const BLOCK_WORDS: [usize; 3] = [4, 5, 5];
+/// f32 values per token of a block, in multiples of the widths of the residual stream, of the queries, and of the
+/// feed-forward layer.
+type Words = [usize; 3];
+
+/// The values of a block's tokens while it is worked on.
+struct BlockWords {
+    /// Without a record: during attention, and during the feed-forward layer.
+    read: [Words; 2],
+    /// What a record holds until its pullback.
+    held: Words,
+    /// The record and the pullback's own values.
+    pulled: Words,
+}
+
+/// A block of the vision tower.
+const TOWER_BLOCK: BlockWords = BlockWords { read: [[3, 6, 0], [3, 0, 2]], held: [5, 6, 2], pulled: [6, 7, 3] };
+/// A block of the language model, whose feed-forward layer is gated.
+const LANGUAGE_BLOCK: BlockWords = BlockWords { read: [[3, 5, 0], [3, 0, 3]], held: [3, 5, 4], pulled: [4, 5, 5] };
 /// Passes over the weights of a recorded read whose blocks are recomputed: forward, and recomputation with pullback.
 const RECORDED_PASSES: usize = 2;
 
@@ -185,15 +200,18 @@ impl Work {
     /// pulled back, and then the tower.
     fn memory(&self, config: &QwenVlConfig, memory: Memory, is_recorded: bool) -> Vec<MemoryItem> {
         let (vision, text) = (&config.vision, &config.text);
-        let [residual, queries, ffn] = BLOCK_WORDS;
-        let block = |tokens: usize, [width, inner, hidden]: [usize; 3]| {
-            F32_SIZE * tokens * (residual * width + queries * inner + ffn * hidden)
+        let in_tower = |words: Words| bytes(self.patches, words, [vision.width, vision.width, vision.ffn_dim]);
+        let in_language =
+            |words: Words| bytes(self.tokens, words, [text.dim, text.heads * text.head_dim, text.ffn_dim]);
+        let held = [in_tower(TOWER_BLOCK.held), in_language(LANGUAGE_BLOCK.held)];
+        let pulled = [in_tower(TOWER_BLOCK.pulled), in_language(LANGUAGE_BLOCK.pulled)];
+        let one_block = match (is_recorded, memory) {
+            (false, _) => TOWER_BLOCK.read.map(in_tower).into_iter().chain(LANGUAGE_BLOCK.read.map(in_language)).max(),
+            (true, Memory::Hold) => pulled.iter().zip(held).map(|(pulled, held)| pulled - held).max(),
+            (true, _) => pulled.into_iter().max(),
         };
-        let of_tower = block(self.patches, [vision.width, vision.width, vision.ffn_dim]);
-        let of_language = block(self.tokens, [text.dim, text.heads * text.head_dim, text.ffn_dim]);
-        let largest = of_tower.max(of_language);
         let formula = format!("{} patches or {} tokens", self.patches, self.tokens);
-        let mut items = vec![MemoryItem::new("one block", [largest, 0], formula)];
+        let mut items = vec![MemoryItem::new("one block", [one_block.unwrap_or(0), 0], formula)];
         if !is_recorded {
             return items;
         }
@@ -214,7 +232,7 @@ impl Work {
         );
         items.push(match memory {
             Memory::Hold => {
-                let held = vision.depth * of_tower + text.layers * of_language;
+                let held = vision.depth * held[0] + text.layers * held[1];
                 MemoryItem::new("activations", [held, 0], format!("{} and {} blocks", vision.depth, text.layers))
             }
             // Two inputs at a time are on the device.
@@ -225,6 +243,11 @@ impl Work {
         });
         items
     }
+}
+
+/// Bytes of `words` for a number of tokens, in a block of these widths.
+fn bytes(tokens: usize, words: Words, widths: [usize; 3]) -> usize {
+    F32_SIZE * tokens * words.into_iter().zip(widths).map(|(words, width)| words * width).sum::<usize>()
 }
 
 /// Values of the larger of a block's inputs in the two networks.

@@ -183,16 +183,9 @@ impl Hpsv3 {
 
     /// Opens the reward; see [`Opened::with_network`].
     fn open(config: Hpsv3Config, context: &BuildContext) -> Result<Opened> {
-        let (component, about) = (config.model.clone(), (config.label.clone(), config.on_missing));
-        let check = |config: &Hpsv3Config| config.checked(context).map(drop);
-        Opened::with_network(
-            "hpsv3",
-            &component,
-            (&about.0, about.1),
-            context,
-            || check(&config),
-            || Self::load(config.clone(), context),
-        )
+        let about = (config.label.as_str(), config.on_missing);
+        let check = || config.checked(context).map(drop);
+        Opened::with_network("hpsv3", &config.model, about, context, check, || Self::load(config.clone(), context))
     }
 
     /// Memory and time of the network, for a plan.
