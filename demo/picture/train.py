@@ -5,7 +5,7 @@
     python demo/picture/train.py model target/portraits target/picture
     python demo/picture/train.py scorer target/portraits target/picture/scorer --seed 1
     python demo/picture/train.py scorer target/portraits target/picture/scorer_check --seed 2
-    python demo/picture/train.py attributes target/portraits target/picture/attributes.pt --pictures runs/picture
+    python demo/picture/train.py attributes target/portraits target/attributes.pt --pictures runs/picture
 
 `vae` and `model` write a diffusers directory of Z-Image. `scorer` writes a CLIP. `attributes` trains a convolutional
 network, which no run uses, to read style and colour of the hair, glasses and background, and reads them from the
@@ -66,7 +66,7 @@ def tokenizer(clip=False):
 
 
 def tokens(prompts):
-    """Ids [prompts, tokens] of prompts of one length each: as many words, so `no` is padded away by the caller."""
+    """Ids of each prompt's words."""
     vocab = vocabulary()
     return [[vocab[word] for word in prompt.replace(",", " ,").split()] for prompt in prompts]
 
@@ -76,23 +76,55 @@ def templated(prompt):
     return [first + 1, vocab["user"], *tokens([prompt])[0], first + 2, first + 1, vocab["assistant"]]
 
 
+class Muon(torch.optim.Optimizer):
+    """Updates with orthogonal matrices (Jordan et al. 2024): the momentum, orthogonalised by five Newton-Schulz steps."""
+
+    def __init__(self, parameters, lr):
+        super().__init__(parameters, {"lr": lr})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            for parameter in group["params"]:
+                # The last layer of the text encoder does not take part.
+                if parameter.grad is None:
+                    continue
+                state = self.state[parameter]
+                momentum = state.setdefault("momentum", torch.zeros_like(parameter))
+                momentum.lerp_(parameter.grad, 0.05)
+                x = parameter.grad.lerp(momentum, 0.95).reshape(len(parameter), -1)
+                rows, columns = x.shape
+                x = (x.T if rows > columns else x) / (x.norm() + 1e-12)
+                for _ in range(5):
+                    gram = x @ x.T
+                    x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
+                x = x.T if rows > columns else x
+                parameter.add_(x.reshape(parameter.shape), alpha=-group["lr"] * max(1, rows / columns) ** 0.5)
+
+
 class Schedule:
     """A learning rate that rises over 50 updates and falls to zero at the end of the time."""
 
-    def __init__(self, parameters, rate, minutes, weight_decay=0.01):
-        self.optimizer = torch.optim.AdamW(parameters, lr=rate, betas=(0.9, 0.98), weight_decay=weight_decay)
-        self.parameters, self.rate, self.minutes, self.updates, self.start = parameters, rate, minutes, 0, time.time()
+    def __init__(self, parameters, rate, minutes, muon=None):
+        """With `muon`, its rate, Muon trains the matrices."""
+        of_muon = [p for p in parameters if p.dim() > 1] if muon else []
+        of_adam = [p for p in parameters if not (muon and p.dim() > 1)]
+        self.optimizers = [(torch.optim.AdamW(of_adam, lr=rate, betas=(0.9, 0.98), weight_decay=0.01), rate)]
+        if muon:
+            self.optimizers.append((Muon(of_muon, muon), muon))
+        self.parameters, self.minutes, self.updates, self.start = parameters, minutes, 0, time.time()
         self.mean = None
 
     def done(self):
         return (time.time() - self.start) / 60 / self.minutes
 
     def step(self, loss, note=""):
-        self.optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
-        self.optimizer.param_groups[0]["lr"] = self.rate * min(1, (self.updates + 1) / 50) * max(0.0, 1 - self.done())
-        self.optimizer.step()
+        for optimizer, rate in self.optimizers:
+            optimizer.param_groups[0]["lr"] = rate * min(1, (self.updates + 1) / 50) * max(0.0, 1 - self.done())
+            optimizer.step()
+            optimizer.zero_grad()
         self.updates += 1
         self.mean = loss.item() if self.mean is None else 0.98 * self.mean + 0.02 * loss.item()
         if self.updates % 100 == 0:
@@ -120,16 +152,20 @@ def train_vae(arguments, generator):
                         use_quant_conv=False, use_post_quant_conv=False, mid_block_add_attention=True, sample_size=SIDE,
                         scaling_factor=1.0, shift_factor=0.0).to(memory_format=torch.channels_last)
     pictures, _ = portraits(arguments.portraits)
-    schedule = Schedule(list(vae.parameters()), 3e-3, arguments.minutes)
+    schedule = Schedule(list(vae.parameters()), 2e-3, arguments.minutes, muon=0.02)
     while schedule.done() < 1:
         x = pictures[drawn(len(pictures), 8, generator)].float() / 127.5 - 1
+        if schedule.done() < 0.7:
+            top, left = torch.randint(0, 3, (2,), generator=generator).tolist()
+            x = x[:, :, 8 * top:8 * top + 48, 8 * left:8 * left + 48]
         with torch.autocast("cpu", torch.bfloat16, enabled=schedule.done() < 0.9):
             code = vae.encode(x.contiguous(memory_format=torch.channels_last)).latent_dist
             decoded = vae.decode(code.sample(generator)).sample
         decoded = decoded.float()
         edges = sum(F.l1_loss(decoded.diff(dim=d), x.diff(dim=d)) for d in (2, 3))
-        loss = F.l1_loss(decoded, x) + edges + 1e-5 * code.kl().float().mean() / 16
-        schedule.step(loss)
+        square = F.mse_loss(decoded, x)
+        loss = F.l1_loss(decoded, x) + 2 * square + edges / 2 + 1e-6 * code.kl().float().mean()
+        schedule.step(loss, f"PSNR {10 * math.log10(4 / square.item()):.1f}")
     vae.eval()
     with torch.no_grad():
         means = torch.cat([vae.encode(part.float() / 127.5 - 1).latent_dist.mean for part in pictures[:512].split(64)])
@@ -177,10 +213,10 @@ def train_model(arguments, generator):
     text, dit = build_model()
     parameters = [*text.parameters(), *dit.parameters()]
     print(f"{sum(p.numel() for p in dit.parameters())} weights of the transformer", flush=True)
-    schedule = Schedule(parameters, 2e-3, arguments.minutes)
+    schedule = Schedule(parameters, 2e-3, arguments.minutes, muon=0.02)
     averages = None
     while schedule.done() < 1:
-        chosen = drawn(len(latents), 48, generator)
+        chosen = drawn(len(latents), 32, generator)
         clean = latents[chosen]
         noise = torch.randn(clean.shape, generator=generator)
         # The levels of a schedule with shift 3.
@@ -195,7 +231,7 @@ def train_model(arguments, generator):
         if schedule.done() > 0.6:
             with torch.no_grad():
                 now = [p.detach().clone() for p in parameters]
-                averages = now if averages is None else [a.lerp(b, 0.01) for a, b in zip(averages, now)]
+                averages = now if averages is None else [a.lerp(b, 0.02) for a, b in zip(averages, now)]
     with torch.no_grad():
         for parameter, average in zip(parameters, averages):
             parameter.copy_(average)
@@ -252,7 +288,7 @@ def train_scorer(arguments, generator):
     ids = torch.tensor([row + [end] * (longest - len(row)) for row in rows])
     mean, std = torch.full((3, 1, 1), 0.5), torch.full((3, 1, 1), 0.25)
     labels = torch.tensor([attributes(prompt) for prompt in prompts])
-    schedule = Schedule(list(clip.parameters()), 2e-3, arguments.minutes)
+    schedule = Schedule(list(clip.parameters()), 2e-3, arguments.minutes, muon=0.02)
     while schedule.done() < 1:
         chosen = drawn(len(pictures), 64, generator)
         x = (augmented(pictures[chosen], generator) - mean) / std
@@ -326,7 +362,7 @@ def train_attributes(arguments, generator):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    kinds = {"vae": (train_vae, 6), "model": (train_model, 7), "scorer": (train_scorer, 3), "attributes": (train_attributes, 1)}
+    kinds = {"vae": (train_vae, 7), "model": (train_model, 5), "scorer": (train_scorer, 1.1), "attributes": (train_attributes, 0.5)}
     parser.add_argument("what", choices=kinds)
     parser.add_argument("portraits", type=pathlib.Path)
     parser.add_argument("out", type=pathlib.Path)
