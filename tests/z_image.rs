@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use crate::program::done;
+use crate::program::{done, root};
 
 /// `roll run` of `algorithm` on the small checkpoint, with guidance, into `out`.
 fn train(directory: &Path, algorithm: &str, out: &str, steps: &str, settings: &[&str]) {
@@ -48,5 +48,21 @@ fn policy_gradients_train_z_image() {
     let directory = small_checkpoint();
     for algorithm in ["diffusion_nft", "flow_grpo"] {
         train(directory.path(), algorithm, algorithm, "1", &[]);
+    }
+}
+
+#[test]
+fn the_picture_demo_trains_and_draws_held_out_prompts() {
+    let directory = tempfile::tempdir().unwrap();
+    let run = directory.path().join("run");
+    let mut arguments =
+        vec!["run", "--config", "demo/picture/follow.yaml", "--steps", "1", "--out", run.to_str().unwrap()];
+    ["evaluation.samples=2", "evaluation.train_samples=2"]
+        .iter()
+        .for_each(|setting| arguments.extend(["--set", setting]));
+    let printed = done(&root(), &arguments);
+    assert!(printed.contains("unseen check"), "{printed}");
+    for part in ["before", "after"] {
+        assert!(run.join(format!("samples/{part}/unseen-001.png")).is_file(), "{part}");
     }
 }

@@ -176,7 +176,7 @@ def train_vae(arguments, generator):
     vae.register_to_config(shift_factor=shift, scaling_factor=scale)
     vae.save_config(arguments.out / "vae")
     save_state(arguments.out / "vae/diffusion_pytorch_model.safetensors", vae.to(memory_format=torch.contiguous_format),
-               torch.float32)
+               torch.float16)
 
 
 def build_model():
