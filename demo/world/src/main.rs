@@ -9,6 +9,7 @@ mod face;
 mod files;
 mod network;
 mod onnx_writer;
+mod portraits;
 mod quality;
 mod sheet;
 mod text;
@@ -61,6 +62,15 @@ enum Command {
         /// Seed of the motions.
         #[arg(long, default_value_t = 0)]
         seed: u64,
+    },
+    /// Write portraits of people as PNG, with a metadata.csv, prompts.txt and unseen.txt.
+    Portraits {
+        /// Number of portraits. Each shows another person.
+        #[arg(long, default_value_t = 8000)]
+        count: u64,
+        /// In this many of ten rows, the column `carelessly` describes another portrait.
+        #[arg(long, default_value_t = 4)]
+        careless: u64,
     },
     /// Train both transformers. VAE and text encoder must exist.
     Experts {
@@ -133,6 +143,7 @@ fn run(Arguments { out, command }: &Arguments) -> Result<()> {
         }
         Command::Sheet => sheet::write(&out.join("faces.png")),
         Command::Clips { count, first_identity, seed } => clips::write(out, first_identity, count, seed),
+        Command::Portraits { count, careless } => portraits::write(out, count, careless),
         Command::Experts { steps, ref work, ref config } => experts::train(out, work, config, steps),
         Command::Vae { steps, ref from } => {
             vae::train(steps, from.as_deref(), out)?;

@@ -139,7 +139,8 @@ const IRISES: [Colour; 6] = [
     [0.50, 0.56, 0.60],
     [0.09, 0.07, 0.06],
 ];
-const RIMS: [Colour; 4] = [[0.07, 0.07, 0.08], [0.48, 0.25, 0.10], [0.70, 0.12, 0.14], [0.78, 0.72, 0.50]];
+/// Colours of the rims of glasses.
+pub const RIMS: [Colour; 4] = [[0.07, 0.07, 0.08], [0.48, 0.25, 0.10], [0.70, 0.12, 0.14], [0.78, 0.72, 0.50]];
 
 impl Identity {
     /// Returns the person with this number. The same number always returns the same person.

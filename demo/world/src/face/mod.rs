@@ -1,5 +1,5 @@
 //! Procedural faces. A person ([`Identity`]) is rendered in a pose ([`Shot`]) to a [`Picture`] with its exact
-//! landmarks; [`clip()`] animates a person.
+//! landmarks; [`clip()`] animates a person, [`portrait()`] draws one by a description.
 
 mod canvas;
 mod clip;
@@ -8,12 +8,14 @@ mod geometry;
 mod hair;
 mod head;
 mod identity;
+mod portrait;
 mod shot;
 #[cfg(test)]
 mod tests;
 
 pub use clip::{Clip, clip, prompts, swapped};
 pub use identity::Identity;
+pub use portrait::{describe, descriptions, portrait};
 pub use shot::{Shot, random_shot};
 
 use canvas::Canvas;
