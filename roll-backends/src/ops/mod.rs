@@ -17,6 +17,7 @@
 //! | `decode`       | `decode`                  | `flex/decode`       | `libtorch/decode`: store  | default                |
 //! | `fp8`          | `fp8`                     | default             | `libtorch/fp8`            | default                |
 //! | `gate`         | `gate`                    | `flex/elementwise`  | `libtorch/elementwise`    | `cube/gate`            |
+//! | `group_norm`   | `group_norm`              | `flex/norm`         | default                   | default                |
 //! | `linear`       | `linear`                  | `flex/linear`       | `libtorch/linear`         | `cube/linear`, forward |
 //! | `max_pool`     | `max_pool` (Burn's)       | `flex/max_pool`     | default                   | default                |
 //! | `norm`         | `norm`                    | `flex/norm`         | `libtorch/norm`           | `cube/norm`            |
@@ -51,6 +52,7 @@ mod flex;
 mod fp8;
 mod fp8_products;
 mod gate;
+mod group_norm;
 #[cfg(all(feature = "flex", not(feature = "portable-kernels")))]
 mod kernels;
 #[cfg(feature = "libtorch")]
@@ -81,6 +83,7 @@ pub use decode::{CachedSequence, CachedSequences, DecodeCall, TailPlaces, attend
 pub use fp8::linear_fp8;
 pub use fp8_products::Fp8Products;
 pub use gate::{gated_add, gated_add_groups};
+pub use group_norm::{Groups, group_norm_silu, group_norm_silu_pull};
 #[cfg(all(feature = "flex", not(feature = "portable-kernels")))]
 pub(crate) use kernels::attention::exponentials;
 pub use linear::{linear, linear_lora, linear_rows};
@@ -101,6 +104,7 @@ use conv2d::Conv2dKernel;
 use decode::DecodeKernel;
 use fp8::Fp8Kernel;
 use gate::GateKernel;
+use group_norm::GroupNormKernel;
 use linear::{LinearKernel, Lora, SavedLinear};
 use max_pool::MaxPoolKernel;
 use norm::{NormKernel, SavedNorm, SharedShift};
@@ -123,7 +127,8 @@ macro_rules! kernels {
 
 kernels! {
     ActivationKernel, AdamKernel, AttentionKernel, BlockKernel, ChannelNormKernel, Conv2dKernel, ConvKernel, DecodeKernel,
-    Fp8Kernel, GateKernel, LinearKernel, MaxPoolKernel, NormKernel, ProductKernel, RmsRopeKernel, RopeKernel, ScaledKernel
+    Fp8Kernel, GateKernel, GroupNormKernel, LinearKernel, MaxPoolKernel, NormKernel, ProductKernel, RmsRopeKernel,
+    RopeKernel, ScaledKernel
 }
 
 #[cfg(feature = "flex")]

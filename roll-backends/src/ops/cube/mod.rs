@@ -29,7 +29,8 @@ use cubecl::{CubeCount, CubeDim, calculate_cube_count_elemwise};
 use half::bf16;
 
 use super::{
-    AdamKernel, BlockKernel, Conv2dKernel, DecodeKernel, Fp8Kernel, MaxPoolKernel, RmsRopeKernel, ScaledKernel,
+    AdamKernel, BlockKernel, Conv2dKernel, DecodeKernel, Fp8Kernel, GroupNormKernel, MaxPoolKernel, RmsRopeKernel,
+    ScaledKernel,
 };
 use crate::backend::ops::FloatTensorOps;
 use crate::backend::{Cube, TensorMetadata};
@@ -43,6 +44,7 @@ impl BlockKernel for Cube {}
 impl Conv2dKernel for Cube {}
 impl DecodeKernel for Cube {}
 impl Fp8Kernel for Cube {}
+impl GroupNormKernel for Cube {}
 impl MaxPoolKernel for Cube {}
 impl RmsRopeKernel for Cube {}
 impl ScaledKernel for Cube {}

@@ -1,10 +1,10 @@
-//! Layer norm, RMS norm and the RMS norm of the Wan VAE on flex.
+//! Layer norm, RMS norm, group norm and the RMS norm of the Wan VAE on flex.
 
 use super::{Values, tensor};
 use crate::backend::{Flex, TensorMetadata, flex::FlexTensor};
 use crate::ops::kernels::rows::RowOperand;
-use crate::ops::kernels::{channel_norm, norm};
-use crate::ops::{ChannelNormKernel, Cotangents, NormKernel, SavedNorm, SharedShift};
+use crate::ops::kernels::{channel_norm, group_norm, norm};
+use crate::ops::{ChannelNormKernel, Cotangents, GroupNormKernel, Groups, NormKernel, SavedNorm, SharedShift};
 
 impl NormKernel for Flex {
     fn norm_forward(x: FlexTensor, gain: FlexTensor, shift: Option<FlexTensor>, eps: f64) -> (FlexTensor, FlexTensor) {
@@ -56,4 +56,20 @@ impl ChannelNormKernel for Flex {
             channel_norm::backward(x.slice(), gain.slice(), factors.slice(), d_y.slice(), has_silu, wanted);
         [d_x.map(|d| x.like(d)), d_gain.map(|d| gain.like(d))]
     }
+}
+
+impl GroupNormKernel for Flex {
+    fn group_norm_silu(operands: [FlexTensor; 3], groups: Groups) -> FlexTensor {
+        let [x, gain, bias] = operands.map(Values::of);
+        x.like(group_norm_of(&gain, &bias, groups).forward(x.slice()))
+    }
+
+    fn group_norm_silu_pull(operands: [FlexTensor; 3], groups: Groups, d_y: FlexTensor) -> FlexTensor {
+        let [x, gain, bias] = operands.map(Values::of);
+        x.like(group_norm_of(&gain, &bias, groups).pull(x.slice(), Values::of(d_y).slice()))
+    }
+}
+
+fn group_norm_of<'a>(gain: &'a Values, bias: &'a Values, Groups { groups, eps }: Groups) -> group_norm::GroupNorm<'a> {
+    group_norm::GroupNorm { gain: gain.slice(), bias: bias.slice(), groups, eps }
 }

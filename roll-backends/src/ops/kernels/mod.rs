@@ -21,6 +21,7 @@ pub mod conv2d;
 mod correlate;
 pub mod decode;
 mod geometry;
+pub mod group_norm;
 pub mod linear;
 pub mod matrix;
 pub mod max_pool;

@@ -129,7 +129,8 @@ struct CotangentSums {
 }
 
 vectorised! {
-    fn total<M>(x: &[f32]) -> f32 {
+    /// The sum of x, in f32.
+    pub fn total<M>(x: &[f32]) -> f32 {
         let mut lanes = [0.0; LANES];
         let (chunks, rest) = x.as_chunks::<LANES>();
         for chunk in chunks {
@@ -138,7 +139,8 @@ vectorised! {
         sum_lanes(lanes) + rest.iter().sum::<f32>()
     }
 
-    fn sum_of_squares<M>(x: &[f32], offset: f32) -> f32 {
+    /// The sum of `(x - offset)^2`, in f32.
+    pub fn sum_of_squares<M>(x: &[f32], offset: f32) -> f32 {
         let mut lanes = [0.0; LANES];
         let (chunks, rest) = x.as_chunks::<LANES>();
         for chunk in chunks {

@@ -137,11 +137,16 @@ impl<N: Number> RightMatrix<'_, N> {
                 self.pack(first, steps, columns.clone(), right);
             }
             let adds_to_sums = first > depths.start;
+            let left = |row_block| &left[(row_block * depths.len() + first - depths.start) * MR..][..steps * MR];
             for group in ranges(row_blocks, MICRO_PANELS) {
                 for (panel, sums) in right.chunks_exact(steps * NR).zip(sums.chunks_exact_mut(row_blocks * SUMS)) {
-                    for (row_block, sums) in group.clone().zip(sums[group.start * SUMS..].as_chunks_mut().0) {
-                        let left = &left[(row_block * depths.len() + first - depths.start) * MR..][..steps * MR];
-                        accumulate(left, panel, sums, adds_to_sums);
+                    let (fours, rest) = sums.as_chunks_mut::<SUMS>().0[group.clone()].as_chunks_mut::<4>();
+                    for (row_block, sums) in group.clone().step_by(4).zip(fours) {
+                        let left = [0, 1, 2, 3].map(|i| left(row_block + i));
+                        accumulate(left, panel, sums.each_mut(), adds_to_sums);
+                    }
+                    for (row_block, sums) in (group.end - rest.len()..group.end).zip(rest) {
+                        accumulate([left(row_block)], panel, [sums], adds_to_sums);
                     }
                 }
             }

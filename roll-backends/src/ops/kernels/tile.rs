@@ -21,20 +21,30 @@ pub fn has_intrinsics() -> bool {
     return false;
 }
 
-/// Computes the product of the packed panels `left` `[steps, MR]` and `right` `[steps, NR]`; adds it to `sums`
-/// if `adds_to_sums`, else overwrites them.
-pub fn accumulate(left: &[f32], right: &[f32], sums: &mut [f32; SUMS], adds_to_sums: bool) {
+/// Computes the product of each packed panel of `left` `[steps, MR]` and the panel `right` `[steps, NR]`; adds it to the
+/// tile's `sums` if `adds_to_sums`, else overwrites them. Sums have the same bits for any number of tiles. Several
+/// at a time take less time with AVX-512: the six registers of one are too few to hide the latency of FMAs, of which two
+/// start in a cycle.
+pub fn accumulate<const TILES: usize>(
+    left: [&[f32]; TILES],
+    right: &[f32],
+    sums: [&mut [f32; SUMS]; TILES],
+    adds_to_sums: bool,
+) {
     #[cfg(target_arch = "x86_64")]
     if simd::has_avx512() {
         // SAFETY: the features were detected just now.
         return unsafe { avx512(left, right, sums, adds_to_sums) };
     }
-    #[cfg(target_arch = "x86_64")]
-    if simd::has_avx2_fma() {
-        // SAFETY: the features were detected just now.
-        return unsafe { avx2(left, right, sums, adds_to_sums) };
+    for (left, sums) in left.into_iter().zip(sums) {
+        #[cfg(target_arch = "x86_64")]
+        if simd::has_avx2_fma() {
+            // SAFETY: the features were detected just now.
+            unsafe { avx2(left, right, sums, adds_to_sums) };
+            continue;
+        }
+        portable::<simd::Portable>(left, right, sums, adds_to_sums);
     }
-    portable::<simd::Portable>(left, right, sums, adds_to_sums);
 }
 
 /// The AVX2 micro-kernel, in intrinsics: without them the compiler keeps fewer sums in registers.
@@ -70,30 +80,42 @@ fn avx2(left: &[f32], right: &[f32], sums: &mut [f32; SUMS], adds_to_sums: bool)
     }
 }
 
-/// The AVX-512 micro-kernel, bit-equal to the AVX2 one.
+/// The AVX-512 micro-kernel, bit-equal to the AVX2 one. Panics if a left panel has fewer steps than the right one.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx512f")]
-fn avx512(left: &[f32], right: &[f32], sums: &mut [f32; SUMS], adds_to_sums: bool) {
+fn avx512<const TILES: usize>(
+    left: [&[f32]; TILES],
+    right: &[f32],
+    sums: [&mut [f32; SUMS]; TILES],
+    adds_to_sums: bool,
+) {
     use std::arch::x86_64::{
         _MM_HINT_T0, _mm_prefetch, _mm512_add_ps, _mm512_fmadd_ps, _mm512_loadu_ps, _mm512_set1_ps, _mm512_setzero_ps,
         _mm512_storeu_ps,
     };
-    for row in sums.chunks_exact(NR) {
+    for row in sums.iter().flat_map(|sums| sums.chunks_exact(NR)) {
         _mm_prefetch::<_MM_HINT_T0>(row.as_ptr().cast());
     }
-    let mut products = [_mm512_setzero_ps(); MR];
-    for (left, columns) in left.as_chunks::<MR>().0.iter().zip(right.as_chunks::<NR>().0) {
+    let right = right.as_chunks::<NR>().0;
+    let left = left.map(|left| &left.as_chunks::<MR>().0[..right.len()]);
+    let mut products = [[_mm512_setzero_ps(); MR]; TILES];
+    for (k, columns) in right.iter().enumerate() {
         // SAFETY: there are sixteen numbers.
         let columns = unsafe { _mm512_loadu_ps(columns.as_ptr()) };
-        for o in 0..MR {
-            products[o] = _mm512_fmadd_ps(_mm512_set1_ps(left[o]), columns, products[o]);
+        for t in 0..TILES {
+            let left = &left[t][k];
+            for o in 0..MR {
+                products[t][o] = _mm512_fmadd_ps(_mm512_set1_ps(left[o]), columns, products[t][o]);
+            }
         }
     }
-    for (row, sums) in products.iter().zip(sums.chunks_exact_mut(NR)) {
-        // SAFETY: the chunk has sixteen numbers.
-        unsafe {
-            let sum = if adds_to_sums { _mm512_add_ps(_mm512_loadu_ps(sums.as_ptr()), *row) } else { *row };
-            _mm512_storeu_ps(sums.as_mut_ptr(), sum);
+    for (products, sums) in products.iter().zip(sums) {
+        for (row, sums) in products.iter().zip(sums.chunks_exact_mut(NR)) {
+            // SAFETY: the chunk has sixteen numbers.
+            unsafe {
+                let sum = if adds_to_sums { _mm512_add_ps(_mm512_loadu_ps(sums.as_ptr()), *row) } else { *row };
+                _mm512_storeu_ps(sums.as_mut_ptr(), sum);
+            }
         }
     }
 }
@@ -135,9 +157,25 @@ mod tests {
                 // SAFETY: the features were detected above.
                 unsafe {
                     avx2(&left, &right, &mut one, adds_to_sums);
-                    avx512(&left, &right, &mut other, adds_to_sums);
+                    avx512([&left], &right, [&mut other], adds_to_sums);
                 }
                 assert_eq!(one.map(f32::to_bits), other.map(f32::to_bits));
+            }
+        }
+    }
+
+    #[test]
+    fn two_tiles_at_once_have_the_bits_of_each_alone() {
+        for steps in [0, 1, 50, KC] {
+            let [first, right] = operands(steps);
+            let second: Vec<f32> = first.iter().map(|x| 1.5 - x).collect();
+            let (mut alone, mut together) = ([[1.0; SUMS]; 2], [[1.0; SUMS]; 2]);
+            for adds_to_sums in [true, false] {
+                for (left, sums) in [&first, &second].into_iter().zip(&mut alone) {
+                    accumulate([left], &right, [sums], adds_to_sums);
+                }
+                accumulate([&first, &second], &right, together.each_mut(), adds_to_sums);
+                assert_eq!(alone.map(|sums| sums.map(f32::to_bits)), together.map(|sums| sums.map(f32::to_bits)));
             }
         }
     }
@@ -148,7 +186,7 @@ mod tests {
         let [left, right] = operands(steps);
         let (mut fast, mut slow) = ([1.0; SUMS], [1.0; SUMS]);
         for adds_to_sums in [false, true] {
-            accumulate(&left, &right, &mut fast, adds_to_sums);
+            accumulate([&left], &right, [&mut fast], adds_to_sums);
             portable::<simd::Separate>(&left, &right, &mut slow, adds_to_sums);
             for (i, (fast, slow)) in fast.iter().zip(&slow).enumerate() {
                 let product = |k: usize| f64::from(left[k * MR + i / NR] * right[k * NR + i % NR]);

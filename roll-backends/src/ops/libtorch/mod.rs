@@ -16,7 +16,7 @@ mod norm;
 use burn_tensor::DType;
 use tch::{Kind, Tensor};
 
-use super::{BlockKernel, Conv2dKernel, MaxPoolKernel, ProductKernel, ScaledKernel};
+use super::{BlockKernel, Conv2dKernel, GroupNormKernel, MaxPoolKernel, ProductKernel, ScaledKernel};
 use crate::EightBits;
 use crate::backend::LibTorch;
 use crate::backend::libtorch::TchTensor;
@@ -25,6 +25,7 @@ pub(super) use fp8::check_gpu as check_fp8_gpu;
 
 impl BlockKernel for LibTorch {}
 impl Conv2dKernel for LibTorch {}
+impl GroupNormKernel for LibTorch {}
 impl MaxPoolKernel for LibTorch {}
 
 impl ScaledKernel for LibTorch {

@@ -12,6 +12,7 @@ mod cotangent;
 mod decode;
 mod fp8;
 mod gate;
+mod group_norm;
 mod linear;
 mod max_pool;
 mod norm;

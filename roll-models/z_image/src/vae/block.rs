@@ -109,8 +109,8 @@ impl Block {
         match self.kind {
             BlockKind::Conv { .. } => layers.conv(x, ""),
             BlockKind::Residual { input, output, groups } => {
-                let h = layers.norm_silu("norm1", groups)?.apply(x.clone());
-                let h = layers.norm_silu("norm2", groups)?.apply(layers.conv(h, "conv1")?);
+                let h = layers.norm("norm1", groups)?.apply_silu(x.clone());
+                let h = layers.norm("norm2", groups)?.apply_silu(layers.conv(h, "conv1")?);
                 let shortcut = if input == output { x } else { layers.pointwise(x, "conv_shortcut")? };
                 Ok(shortcut + layers.conv(h, "conv2")?)
             }
@@ -118,7 +118,7 @@ impl Block {
             BlockKind::Downsample { .. } => layers.downsample(x),
             BlockKind::Upsample { .. } => layers.conv(double(x), "conv"),
             BlockKind::Head { groups, .. } => {
-                layers.conv(layers.norm_silu("conv_norm_out", groups)?.apply(x), "conv_out")
+                layers.conv(layers.norm("conv_norm_out", groups)?.apply_silu(x), "conv_out")
             }
         }
     }
@@ -142,17 +142,17 @@ impl Block {
                 pull_recorded(x, cotangent, |x| layers.downsample(x))
             }
             (BlockKind::Residual { input, output, groups }, Some(x)) => {
-                let (first, second) = (layers.norm_silu("norm1", groups)?, layers.norm_silu("norm2", groups)?);
-                let inner = layers.conv(first.apply(x.clone()), "conv1")?;
-                let d_inner = second.pull(inner, layers.pull_conv(cotangent.clone(), "conv2")?);
-                let d_x = first.pull(x, layers.pull_conv(d_inner, "conv1")?);
+                let (first, second) = (layers.norm("norm1", groups)?, layers.norm("norm2", groups)?);
+                let inner = layers.conv(first.clone().apply_silu(x.clone()), "conv1")?;
+                let d_inner = second.pull_silu(inner, layers.pull_conv(cotangent.clone(), "conv2")?);
+                let d_x = first.pull_silu(x, layers.pull_conv(d_inner, "conv1")?);
                 let of_shortcut =
                     if input == output { cotangent } else { layers.pull_pointwise(cotangent, "conv_shortcut")? };
                 Ok(d_x + of_shortcut)
             }
             (BlockKind::Attention { groups, .. }, Some(x)) => pull_recorded(x, cotangent, |x| layers.attend(x, groups)),
             (BlockKind::Head { groups, .. }, Some(x)) => {
-                Ok(layers.norm_silu("conv_norm_out", groups)?.pull(x, layers.pull_conv(cotangent, "conv_out")?))
+                Ok(layers.norm("conv_norm_out", groups)?.pull_silu(x, layers.pull_conv(cotangent, "conv_out")?))
             }
             (_, None) => Err(roll_core::Error::Misuse(format!("the input of `{}` was not kept", self.name))),
         }
@@ -187,9 +187,9 @@ impl Layers<'_> {
         weights::get(self.weights, &format!("{}{separator}{part}.{which}", self.block))?.f32()
     }
 
-    /// The norm `part`, followed by SiLU.
-    fn norm_silu(&self, part: &str, groups: usize) -> Result<GroupNorm> {
-        Ok(GroupNorm { groups, gain: self.get(part, "weight")?, bias: self.get(part, "bias")?, silu: true })
+    /// The norm `part`.
+    fn norm(&self, part: &str, groups: usize) -> Result<GroupNorm> {
+        Ok(GroupNorm { groups, gain: self.get(part, "weight")?, bias: self.get(part, "bias")? })
     }
 
     /// The kernel of a 3 x 3 convolution, `[O, C, 1, 3, 3]`, in `dtype`.
@@ -243,8 +243,7 @@ impl Layers<'_> {
     /// Norm, and self-attention with one head among all pixels, added to x.
     fn attend(&self, x: Tensor<4>, groups: usize) -> Result<Tensor<4>> {
         let [c, t, h, w] = x.dims();
-        let norm = GroupNorm { silu: false, ..self.norm_silu("group_norm", groups)? };
-        let x_lc = norm.apply(x.clone()).reshape([c, t * h * w]).transpose();
+        let x_lc = self.norm("group_norm", groups)?.apply(x.clone()).reshape([c, t * h * w]).transpose();
         let linear = |x_lc: Tensor<2>, part: &str| {
             Ok::<_, roll_core::Error>(ops::linear(x_lc, self.get(part, "weight")?, Some(self.get(part, "bias")?)))
         };

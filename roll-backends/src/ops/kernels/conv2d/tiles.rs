@@ -151,8 +151,8 @@ fn run_task(call: &Call, pass: &Pass, packed: &PackedWeight, task: &Task, scratc
     let block_depth = depth.div_ceil(depth_blocks).max(1);
     let input_runs = runs_of_columns(pass.grid, task.positions.clone());
     let output_runs = output_locations(call, pass, task);
-    // With one block, the sums of a tile are complete at once, and the next tile reuses their memory.
-    let tile_sums = if depth_blocks > 1 { task.tiles.len() * columns } else { 1 };
+    // With one block, the sums of two tiles are complete at once, and the next tiles reuse their memory.
+    let tile_sums = if depth_blocks > 1 { task.tiles.len() * columns } else { 2 };
     let Scratch { panel, sums } = scratch;
     panel.resize((block_depth * columns).max(panel.len()), Line::default());
     sums.resize(tile_sums.max(sums.len()), Sums([0.0; SUMS]));
@@ -164,20 +164,38 @@ fn run_task(call: &Call, pass: &Pass, packed: &PackedWeight, task: &Task, scratc
             let tile_block = first_tile..(first_tile + MC).min(task.tiles.end);
             for column in 0..columns {
                 let inputs = bytemuck::cast_slice(&panel[column * range.len()..][..range.len()]);
-                for tile in tile_block.clone() {
-                    let index = if depth_blocks == 1 { 0 } else { (tile - task.tiles.start) * columns + column };
-                    let sums = &mut sums[index].0;
-                    let adds_to_sums = block > 0;
-                    accumulate(packed.tile(task.group, tile, range.clone()), inputs, sums, adds_to_sums);
-                    if block + 1 == depth_blocks {
+                let weights = |tile| packed.tile(task.group, tile, range.clone());
+                let adds_to_sums = block > 0;
+                for tile in tile_block.clone().step_by(2) {
+                    let [first, second] = if depth_blocks == 1 {
+                        [0, 1]
+                    } else {
+                        [0, 1].map(|i| (tile + i - task.tiles.start) * columns + column)
+                    };
+                    if tile + 1 < tile_block.end {
+                        let [one, other] = two_mut(sums, first, second);
+                        accumulate([weights(tile), weights(tile + 1)], inputs, [one, other], adds_to_sums);
+                    } else {
+                        accumulate([weights(tile)], inputs, [&mut sums[first].0], adds_to_sums);
+                    }
+                    if block + 1 < depth_blocks {
+                        continue;
+                    }
+                    for (tile, index) in (tile..tile_block.end).zip([first, second]) {
                         let channel = task.group * packed.outputs + tile * MR;
                         let count = MR.min(packed.outputs - tile * MR);
-                        finish_tile(call, output_runs.list(column), channel..channel + count, sums);
+                        finish_tile(call, output_runs.list(column), channel..channel + count, &mut sums[index].0);
                     }
                 }
             }
         }
     }
+}
+
+/// The sums with the indices `first` and `second`, of which the first is smaller.
+fn two_mut(sums: &mut [Sums], first: usize, second: usize) -> [&mut [f32; SUMS]; 2] {
+    let (before, from_second) = sums.split_at_mut(second);
+    [&mut before[first].0, &mut from_second[0].0]
 }
 
 /// The output location of adjacent positions of one column.

@@ -126,18 +126,22 @@ fn run_task(call: &Call, before: [isize; 2], kernels: &Kernels, grid: TileGrid, 
         transform_patches(call, before, runs, bytemuck::cast_slice_mut(panel_patches), patch_stride * NR);
     }
     for element in 0..ELEMENTS {
-        let element_sums = &mut sums[element * sum_stride..];
-        for (block, block_sums) in element_sums.chunks_exact_mut(panels * SUMS / NR).take(blocks).enumerate() {
-            let kernel = kernels.at(task.blocks.start + block, element);
-            for (panel, panel_sums) in block_sums.chunks_exact_mut(SUMS / NR).enumerate() {
-                let patch_lines = &patches[(panel * ELEMENTS + element) * patch_stride..][..inputs];
-                let patch: &[f32] = bytemuck::cast_slice(patch_lines);
-                let Some(tile_sums) = bytemuck::cast_slice_mut(panel_sums).first_chunk_mut() else { continue };
-                for first in (0..inputs).step_by(KC) {
-                    let end = (first + KC).min(inputs);
-                    let adds_to_sums = first > 0;
-                    accumulate(&kernel[first * MR..end * MR], &patch[first * NR..end * NR], tile_sums, adds_to_sums);
-                }
+        let element_sums: &mut [f32] = bytemuck::cast_slice_mut(&mut sums[element * sum_stride..]);
+        let element_sums = &mut element_sums.as_chunks_mut::<SUMS>().0[..blocks * panels];
+        let patches = patches[element * patch_stride..].chunks(ELEMENTS * patch_stride).take(panels);
+        let patches = patches.map(|patch| bytemuck::cast_slice(&patch[..inputs]));
+        // Two blocks at a time, which share the patches.
+        for (pair, sums) in element_sums.chunks_mut(2 * panels).enumerate() {
+            let (sums, next_sums) = sums.split_at_mut(panels);
+            let block = task.blocks.start + 2 * pair;
+            let kernel = kernels.at(block, element);
+            if next_sums.is_empty() {
+                patches.clone().zip(sums).for_each(|(patch, sums)| multiply([kernel], patch, [sums]));
+                continue;
+            }
+            let kernels = [kernel, kernels.at(block + 1, element)];
+            for (patch, (sums, next_sums)) in patches.clone().zip(sums.iter_mut().zip(next_sums)) {
+                multiply(kernels, patch, [sums, next_sums]);
             }
         }
     }
@@ -148,6 +152,15 @@ fn run_task(call: &Call, before: [isize; 2], kernels: &Kernels, grid: TileGrid, 
             let panel_sums = &all_sums[(block * panels + panel) * SUMS..];
             transform_results(call, runs, first..(first + MR).min(call.outputs), panel_sums, sum_stride * NR);
         }
+    }
+}
+
+/// Multiplies the kernels of some blocks of output channels by the patches of a panel, for one element.
+fn multiply<const BLOCKS: usize>(kernels: [&[f32]; BLOCKS], patch: &[f32], mut sums: [&mut [f32; SUMS]; BLOCKS]) {
+    for (i, patch) in patch.chunks(KC * NR).enumerate() {
+        let kernels = kernels.map(|kernel| &kernel[i * KC * MR..][..patch.len() / NR * MR]);
+        let adds_to_sums = i > 0;
+        accumulate(kernels, patch, sums.each_mut().map(|sums| &mut **sums), adds_to_sums);
     }
 }
 

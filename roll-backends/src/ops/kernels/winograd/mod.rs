@@ -264,7 +264,6 @@ fn products(shape: ConvShape, kernels: &Kernels, patches: &[f32], panels: usize,
     let element_size = sums.len() / ELEMENTS;
     sums.par_chunks_mut(element_size).enumerate().for_each(|(element, sums)| {
         sums.par_chunks_mut(group_size).enumerate().for_each(|(group, sums)| {
-            let blocks = sums.len() / (panels * frames * SUMS);
             for panel in 0..panels {
                 let patches = &patches[(panel * ELEMENTS + element) * padded_frames * inputs * NR..]
                     [..padded_frames * inputs * NR];
@@ -277,14 +276,20 @@ fn products(shape: ConvShape, kernels: &Kernels, patches: &[f32], panels: usize,
                         let width = channel_block.min(inputs - first);
                         let patches = &patches[(first * padded_frames + (frame + first_kernel_frame) * width) * NR..];
                         let patches = &patches[..read_frames * width * NR];
-                        for block in 0..blocks {
+                        let weights = |block| {
                             let weights = kernels.at(group * BLOCKS_PER_TASK + block, element);
                             let weights = &weights[(first * kernel_frames + first_kernel_frame * width) * MR..];
-                            let weights = &weights[..read_frames * width * MR];
-                            let at = ((block * panels + panel) * frames + frame) * SUMS;
-                            let Some(sums) = sums[at..].first_chunk_mut() else { continue };
-                            let adds_to_sums = first > 0;
-                            accumulate(weights, patches, sums, adds_to_sums);
+                            &weights[..read_frames * width * MR]
+                        };
+                        let adds_to_sums = first > 0;
+                        let block_sums = sums.as_chunks_mut::<SUMS>().0.iter_mut().skip(panel * frames + frame);
+                        let mut block_sums = block_sums.step_by(panels * frames).enumerate();
+                        while let Some((block, sums)) = block_sums.next() {
+                            let Some((next, next_sums)) = block_sums.next() else {
+                                accumulate([weights(block)], patches, [sums], adds_to_sums);
+                                break;
+                            };
+                            accumulate([weights(block), weights(next)], patches, [sums, next_sums], adds_to_sums);
                         }
                     }
                 }
