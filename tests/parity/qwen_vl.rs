@@ -5,7 +5,7 @@ use std::ops::Range;
 
 use roll_core::{BuildContext, Grad, Medium, Positions, Sampling, StateDict, Tensor, VisionLanguageModel, split_media};
 use roll_network::precision::{ComputeDType, WeightsDType};
-use roll_qwen_vl::{QwenVl, QwenVlOptions, generate};
+use roll_qwen_vl::{QwenVl, QwenVlOptions};
 use serde::Deserialize;
 
 use crate::case::{Case, Outcome, Report};
@@ -307,7 +307,7 @@ fn check_generation(report: &mut Report, batch: &str, row: usize, text: &Text, m
         let start = (row_start + text.padding + end - 1) * facts.vocabulary;
         let words = (0..facts.vocabulary as u32).filter(|id| !is_placeholder(*id));
         let expected = words.max_by(|a, b| logits[start + *a as usize].total_cmp(&logits[start + *b as usize]));
-        let found = generate(model, &text.tokens[..end], &text.media, &Sampling::greedy(1), &[])?;
+        let found = model.answer(&text.tokens[..end], &text.media, &Sampling::greedy(1), &[])?;
         let name = || format!("{batch}: {found:?} after {end} tokens of row {row}, expected {expected:?}");
         report.check(found.first().copied() == expected, name);
     }

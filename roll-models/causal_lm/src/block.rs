@@ -11,6 +11,7 @@ use roll_core::Result;
 
 use super::cache::{Cache, CachedTokens};
 use super::config::{Gate, LmConfig, Rope};
+use super::pictures::PictureRows;
 
 /// Minimal number of prompts per task of the thread pool.
 const PROMPTS_PER_TASK: usize = 4;
@@ -25,8 +26,10 @@ pub struct ForwardPass {
     pub lora_scale: f64,
     /// Dtype of products; see [`Scope::products`].
     pub products: DType,
-    /// Token ids, `[N]`.
+    /// Token ids, `[N]`; 0 in the places of pictures.
     pub ids: Tensor<1, Int>,
+    /// The embeddings of tokens that represent pictures, if there are any.
+    pub pictures: Option<PictureRows>,
     /// Range of each sequence among the tokens.
     pub spans: Vec<Range<usize>>,
     /// Cosine and sine of the rotary angles, `[N, head_dim / 2]`.
@@ -78,7 +81,12 @@ impl Segment for Embedding {
             let x = scope.rows("model.embed_tokens.weight", pass.ids.clone())?;
             let scale = pass.config.embedding_scale;
             let x = if scale == 1.0 { x } else { x * scale };
-            Ok(x.into())
+            Ok(match &pass.pictures {
+                Some(PictureRows { embeddings, sources }) => {
+                    Tensor::cat(vec![x, embeddings.clone()], 0).select(0, sources.clone()).into()
+                }
+                None => x.into(),
+            })
         })
     }
 }

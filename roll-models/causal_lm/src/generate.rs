@@ -62,6 +62,9 @@ struct Generator<'a> {
     cache: Arc<Cache>,
     /// The distinct prompts.
     prompts: Vec<&'a [u32]>,
+    /// See [`Network::places`], for each distinct prompt.
+    places: Vec<Option<Vec<[usize; 3]>>>,
+    never_drawn: Vec<u32>,
     /// Most tokens that a row of each distinct prompt adds to the cache.
     to_come: Vec<usize>,
     /// Each distinct prompt, if it is in the cache.
@@ -124,6 +127,8 @@ pub fn generate(
         prefixes,
         cache,
         cached: vec![None; distinct.len()],
+        places: distinct.iter().map(|prompt| network.places(prompt)).collect::<Result<_>>()?,
+        never_drawn: network.never_drawn(),
         prompts: distinct,
         to_come,
         vacant: at_once.max(1),
@@ -180,7 +185,7 @@ impl Generator<'_> {
         let mut unread = unread.as_slice();
         while !unread.is_empty() {
             let (mut packed, mut known) = (Packed::default(), Vec::new());
-            for prompt in unread.iter().map(|prompt| self.prompts[*prompt]) {
+            for (prompt, places) in unread.iter().map(|prompt| (self.prompts[*prompt], &self.places[*prompt])) {
                 // `prompt.len()` is an upper bound of the unknown tokens, because the length of a known prefix is found
                 // only by taking it.
                 if !packed.is_empty() && packed.len() + prompt.len() > TOKENS_OF_A_PASS {
@@ -189,6 +194,7 @@ impl Generator<'_> {
                 let prefix = self.prefixes.take(prompt);
                 let known_length = prefix.as_ref().map_or(0, Prefix::len);
                 packed.push(prompt[known_length..].iter().map(|id| i64::from(*id)), known_length);
+                packed.places.extend(places.iter().flat_map(|places| &places[known_length..prompt.len()]));
                 known.push(prefix);
             }
             let (now, later) = unread.split_at(known.len());
@@ -216,7 +222,16 @@ impl Generator<'_> {
         rows.extend(entering);
         let sampling = self.sampling;
         let rows_and_logits = rows.par_iter_mut().zip(all_logits);
-        rows_and_logits.map(|(row, logits)| draw(logits, sampling, &mut row.rng)).collect()
+        let never_drawn = &self.never_drawn;
+        let draw_word = |(row, logits): (&mut Row, &[f32])| {
+            if never_drawn.is_empty() {
+                return draw(logits, sampling, &mut row.rng);
+            }
+            let mut logits = logits.to_vec();
+            never_drawn.iter().for_each(|id| logits[*id as usize] = f32::NEG_INFINITY);
+            draw(&logits, sampling, &mut row.rng)
+        };
+        rows_and_logits.map(draw_word).collect()
     }
 
     /// Appends the drawn tokens. Returns the rows that do not end with them, and the logits of their next tokens.
@@ -236,6 +251,9 @@ impl Generator<'_> {
                 self.finished[row.index] = row.generation;
             } else {
                 packed.push(std::iter::once(i64::from(drawn.id)), position);
+                if let Some(after_prompt) = self.places[row.prompt].as_ref().and_then(|places| places.last()) {
+                    packed.places.push(after_prompt.map(|place| place + row.generation.tokens.len() - 1));
+                }
                 places.push(CachedSequence { prompt, slot: row.slot, tail, skip: 0 });
                 continuing.push(row);
             }

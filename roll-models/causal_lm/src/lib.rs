@@ -29,12 +29,14 @@ mod memory;
 mod model;
 mod network;
 mod packed;
+mod pictures;
 mod plan;
 #[cfg(test)]
 mod plan_tests;
 mod prefixes;
 #[cfg(test)]
 mod quantised_tests;
+mod reading;
 mod sampling;
 mod sentencepiece;
 mod source;
@@ -50,7 +52,7 @@ pub use export::Export;
 pub use loading::{CausalLmOptions, open};
 pub use model::{CausalLm, Origin};
 pub use network::Network;
-pub use sampling::{Drawn, draw};
+pub use pictures::{FIRST_PICTURE_ID, PictureTokens};
 pub use source::{locate, open_weights, write_built_in};
 
 roll_core::inventory::submit! {

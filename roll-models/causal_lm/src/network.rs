@@ -18,6 +18,7 @@ use super::head::{self, Head, HeadWeight};
 use super::integers;
 use super::loaded::decoded;
 use super::packed::{Batch, Packed};
+use super::pictures::{PictureTokens, is_picture};
 
 /// A decoder-only language model.
 pub struct Network {
@@ -33,6 +34,8 @@ pub struct Network {
     products: DType,
     /// What a recorded pass keeps for its pullback.
     memory: Memory,
+    /// The tokens that represent pictures, if the model reads them.
+    pub(super) pictures: Option<Arc<dyn PictureTokens>>,
 }
 
 /// The trained parameters at the start of training.
@@ -87,7 +90,7 @@ impl Network {
     /// Shapes are not checked.
     pub fn with_store(config: LmConfig, store: Arc<dyn WeightStore>) -> Self {
         let (products, memory) = (DType::F32, Memory::default());
-        Self { config, store, parameters: None, start: None, lora_scale: 1.0, products, memory }
+        Self { config, store, parameters: None, start: None, lora_scale: 1.0, products, memory, pictures: None }
     }
 
     /// Sets the dtype of matrix products: f32 (the default), or bf16 accumulated in f32. Logits are f32.
@@ -147,6 +150,7 @@ impl Network {
             lora_scale: self.lora_scale,
             products: self.products,
             memory: self.memory,
+            pictures: self.pictures.clone(),
         })
     }
 
@@ -198,8 +202,7 @@ impl Network {
         adapter: Adapter,
         grad: Grad,
     ) -> Result<(TokenStats, Option<Pullback>)> {
-        let batch = Batch::new(tokens, mask)?;
-        self.check(&batch.packed)?;
+        let batch = self.batch(tokens, mask)?;
         let predictions = batch.predictions(wanted)?;
         let trainable = self.trainable(adapter)?;
         let parameters = trainable.as_ref().map(|s| s.parameters().clone());
@@ -213,7 +216,7 @@ impl Network {
         let (predicting, token_count, record) = if batch.packed.is_empty() {
             (Burn::zeros([0, self.config.dim], (&device, DType::F32)), 0, None)
         } else {
-            let pass = self.pass(&batch.packed, trainable, NO_CACHE);
+            let pass = self.pass(&batch.packed, trainable, NO_CACHE)?;
             let (hidden, record) = chain(&pass).forward(
                 self.unused_state(),
                 Vec::new(),
@@ -258,14 +261,13 @@ impl Network {
     /// Computes all logits, `[B, L, V]`, 0 at padding. For small vocabularies and tests; [`Network::evaluate`] never
     /// holds all of them.
     pub fn logits(&self, tokens: &Tensor, mask: &Tensor, adapter: Adapter) -> Result<Tensor> {
-        let batch = Batch::new(tokens, mask)?;
-        self.check(&batch.packed)?;
+        let batch = self.batch(tokens, mask)?;
         let trainable = self.trainable(adapter)?;
         let head = self.head(trainable.as_ref())?;
         let values = if batch.packed.is_empty() {
             Vec::new()
         } else {
-            let hidden = self.hidden(&self.pass(&batch.packed, trainable, NO_CACHE))?;
+            let hidden = self.hidden(&self.pass(&batch.packed, trainable, NO_CACHE)?)?;
             to_host(head.logits(hidden)?)?.to_f32_vec()
         };
         batch.spread_rows(&values, self.config.vocab)
@@ -273,12 +275,11 @@ impl Network {
 
     /// Computes the hidden states after the final norm, f32 `[B, L, D]`, 0 at padding.
     pub fn hidden_states(&self, tokens: &Tensor, mask: &Tensor, adapter: Adapter) -> Result<Tensor> {
-        let batch = Batch::new(tokens, mask)?;
-        self.check(&batch.packed)?;
+        let batch = self.batch(tokens, mask)?;
         let values = if batch.packed.is_empty() {
             Vec::new()
         } else {
-            let pass = self.pass(&batch.packed, self.trainable(adapter)?, NO_CACHE);
+            let pass = self.pass(&batch.packed, self.trainable(adapter)?, NO_CACHE)?;
             to_host(self.hidden(&pass)?)?.to_f32_vec()
         };
         batch.spread_rows(&values, self.config.dim)
@@ -291,12 +292,11 @@ impl Network {
             let problem = format!("expected at most the model's {} blocks, found {blocks}", self.config.layers);
             return Err(Error::Misuse(problem));
         }
-        let batch = Batch::new(tokens, mask)?;
-        self.check(&batch.packed)?;
+        let batch = self.batch(tokens, mask)?;
         let values = if batch.packed.is_empty() {
             Vec::new()
         } else {
-            let pass = self.pass(&batch.packed, self.trainable(adapter)?, NO_CACHE);
+            let pass = self.pass(&batch.packed, self.trainable(adapter)?, NO_CACHE)?;
             let chain = Chain::new(embedding_and_blocks(&pass, blocks));
             let state = self.unused_state();
             let (states, _) = chain.forward(state, Vec::new(), Grad::Skip, self.memory, TRACK_SHARED, None)?;
@@ -316,7 +316,7 @@ impl Network {
         trainable: Option<&Snapshot>,
     ) -> Result<Tensor> {
         self.check(packed)?;
-        let hidden = self.hidden(&self.pass(packed, trainable.cloned(), Some((cache.clone(), tokens))))?;
+        let hidden = self.hidden(&self.pass(packed, trainable.cloned(), Some((cache.clone(), tokens)))?)?;
         let last_rows: Vec<i64> = packed.spans.iter().map(|s| s.end as i64 - 1).collect();
         let last_hidden = hidden.select(0, integers(last_rows, self.store.device()));
         to_host(self.head(trainable)?.next_logits(last_hidden)?)
@@ -379,11 +379,29 @@ impl Network {
         packed: &Packed,
         trainable: Option<Snapshot>,
         cache: Option<(Arc<Cache>, CachedTokens)>,
-    ) -> Arc<ForwardPass> {
+    ) -> Result<Arc<ForwardPass>> {
         let device = self.store.device();
         let tables = |rope: &Rope| rotary_tables(rope, self.config.head_dim, &packed.positions, device);
+        let rope = match &self.pictures {
+            Some(pictures) if !packed.places.is_empty() => pictures.rope(&packed.places),
+            _ => tables(&self.config.rope),
+        };
         let window_rope = self.config.window_rope.as_ref().map(tables);
-        self.pass_with(packed, trainable, cache, tables(&self.config.rope), window_rope)
+        self.pass_with(packed, trainable, cache, rope, window_rope)
+    }
+
+    /// Packs `tokens` under `mask`; see [`Batch::new`]. A model that reads pictures places the tokens, too.
+    fn batch(&self, tokens: &Tensor, mask: &Tensor) -> Result<Batch> {
+        let mut batch = Batch::new(tokens, mask)?;
+        self.check(&batch.packed)?;
+        for span in batch.packed.spans.clone() {
+            let ids: Vec<u32> = batch.packed.ids[span].iter().map(|id| *id as u32).collect();
+            if let Some(mut places) = self.places(&ids)? {
+                places.truncate(ids.len());
+                batch.packed.places.extend(places);
+            }
+        }
+        Ok(batch)
     }
 
     /// The inputs of a forward pass over `packed` with these rotary tables; see [`ForwardPass`].
@@ -394,19 +412,21 @@ impl Network {
         cache: Option<(Arc<Cache>, CachedTokens)>,
         rope: (Burn<2>, Burn<2>),
         window_rope: Option<(Burn<2>, Burn<2>)>,
-    ) -> Arc<ForwardPass> {
-        Arc::new(ForwardPass {
+    ) -> Result<Arc<ForwardPass>> {
+        let word = |id: &i64| if is_picture(*id) { 0 } else { *id };
+        Ok(Arc::new(ForwardPass {
             config: self.config.clone(),
             store: self.store.clone(),
             trainable,
             lora_scale: self.lora_scale,
             products: self.products,
-            ids: integers(packed.ids.clone(), self.store.device()),
+            ids: integers(packed.ids.iter().map(word).collect(), self.store.device()),
+            pictures: self.picture_rows(packed)?,
             spans: packed.spans.clone(),
             rope,
             window_rope,
             cache,
-        })
+        }))
     }
 
     /// The output layer, with its trained weight if it is among the trainable parameters.
@@ -426,7 +446,9 @@ impl Network {
 
     /// Fails on ids outside the vocabulary and on sequences longer than the context.
     pub(super) fn check(&self, packed: &Packed) -> Result<()> {
-        if let Some(id) = packed.ids.iter().find(|id| **id < 0 || **id >= self.config.vocab as i64) {
+        let is_known = |id: i64| (0..self.config.vocab as i64).contains(&id);
+        let reads_pictures = self.pictures.is_some();
+        if let Some(id) = packed.ids.iter().find(|id| !is_known(**id) && !(reads_pictures && is_picture(**id))) {
             return Err(Error::Misuse(format!("the token id {id} is outside the vocabulary of {}", self.config.vocab)));
         }
         match packed.positions.iter().max() {

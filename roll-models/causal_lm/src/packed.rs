@@ -11,6 +11,8 @@ pub struct Packed {
     pub ids: Vec<i64>,
     /// Position of each token in its sequence.
     pub positions: Vec<usize>,
+    /// Rotary position (time, row, column) of each token, in models that read pictures; otherwise empty.
+    pub places: Vec<[usize; 3]>,
     /// Range of each sequence; an empty sequence has an empty range.
     pub spans: Vec<Range<usize>>,
 }

@@ -36,7 +36,7 @@ impl Network {
         let mut packed = Packed::default();
         packed.push(ids.iter().map(|id| i64::from(*id)), 0);
         self.check(&packed)?;
-        let pass = self.pass(&packed, None, None);
+        let pass = self.pass(&packed, None, None)?;
         Embedding(pass).forward(&self.unused_state(), &[], &Tape::off())?.rank::<2>()
     }
 
@@ -53,7 +53,7 @@ impl Network {
         // The blocks read spans and angles, not ids.
         let mut packed = Packed::default();
         packed.push(std::iter::repeat_n(0, tokens), 0);
-        let pass = self.pass_with(&packed, None, None, rope, None);
+        let pass = self.pass_with(&packed, None, None, rope, None)?;
         let mut segments: Vec<Arc<dyn Segment>> = Vec::new();
         for index in 0..self.config().layers {
             segments.push(Arc::new(Block { index, pass: pass.clone() }));

@@ -7,7 +7,8 @@
 //!   of the language model, which is Qwen2.
 //! - *Where to start*: `network`: a text with media is read and pulled back. `patches` orders pixels, `tower` is the
 //!   vision tower, `positions` the rotary positions in three axes, `source` finds files, `checkpoint` has the names and
-//!   LoRAs of files, `plan` counts memory and time, `generate` answers.
+//!   LoRAs of files, `plan` counts memory and time, `pictures` makes
+//!   media tokens, for answers with a cache.
 //!
 //! Sources of the formulas: Wang et al. 2024, "Qwen2-VL" (arXiv 2409.12191); Bai et al. 2025, "Qwen2.5-VL"
 //! (arXiv 2502.13923).
@@ -16,10 +17,10 @@
 
 mod checkpoint;
 mod config;
-mod generate;
 mod loading;
 mod network;
 mod patches;
+mod pictures;
 mod plan;
 mod positions;
 mod source;
@@ -28,10 +29,17 @@ mod tower;
 #[cfg(test)]
 mod tests;
 
+use burn_tensor::{Device, Int, Tensor, TensorData};
+
 pub use config::{Family, QwenVlConfig, VisionConfig, Windows};
-pub use generate::generate;
 pub use loading::{QwenVlOptions, WeightLocation, open};
 pub use network::QwenVl;
+
+/// Indices of rows, on a device.
+fn indices(rows: Vec<i64>, device: &Device) -> Tensor<1, Int> {
+    let count = rows.len();
+    Tensor::from_data(TensorData::new(rows, [count]), device)
+}
 
 roll_core::inventory::submit! {
     roll_core::VisionLanguageRegistration {

@@ -18,6 +18,7 @@ use serde::{Deserialize, Serialize};
 use super::checkpoint::Weights;
 use super::config::{Family, QwenVlConfig};
 use super::network::QwenVl;
+use super::pictures::Pictures;
 use super::source::locate;
 
 /// The embedding, whose rows are the vocabulary.
@@ -200,10 +201,12 @@ pub fn open(section: &str, options: &QwenVlOptions, context: &BuildContext) -> R
     };
     let (tower, language) = (store(is_of_tower)?, store(|name| !is_of_tower(name))?);
     let memory = options.memory();
-    let language = Network::with_store(files.config.text.clone(), language);
+    let pictures = Arc::new(Pictures::new(files.config.clone(), tower.clone(), precision.products, memory));
+    let language = Network::with_store(files.config.text.clone(), language).with_pictures(pictures.clone());
     Ok(QwenVl {
         tower,
         language: language.with_memory(memory).with_products(precision.products),
+        pictures,
         tokenizer,
         others,
         config: files.config,

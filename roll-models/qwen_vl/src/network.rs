@@ -3,16 +3,19 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use burn_tensor::{DType, Device, IndexingUpdateOp, Int, Tensor as Burn, TensorData};
-use roll_backends::host::{to_host_nd, values_to_device};
+use burn_tensor::{DType, Device, IndexingUpdateOp, Int, Tensor as Burn};
+use roll_backends::host::to_host_nd;
 use roll_backends::{ChainRecord, Memory, WeightStore, to_device, to_host};
 use roll_causal_lm::{Network, Tokenizer};
-use roll_core::{Error, Grad, Medium, Positions, Pullback, Result, Tensor, VisionLanguageFacts, VisionLanguageModel};
+use roll_core::{
+    Error, Grad, Medium, Positions, Pullback, Result, Sampling, Tensor, VisionLanguageFacts, VisionLanguageModel,
+};
 
 use super::config::{QwenVlConfig, VisionConfig};
 use super::patches::PatchOrder;
+use super::pictures::Pictures;
 use super::positions::{self, Placed};
-use super::tower;
+use super::{indices, tower};
 
 /// A vision-language network with frozen weights.
 pub struct QwenVl {
@@ -20,6 +23,8 @@ pub struct QwenVl {
     /// The weights of the vision tower.
     pub(super) tower: Arc<dyn WeightStore>,
     pub(super) language: Network,
+    /// The media of the latest answer, as tokens of `language`.
+    pub(super) pictures: Arc<Pictures>,
     pub(super) tokenizer: Option<Tokenizer>,
     /// See [`VisionLanguageModel::other_tensors`].
     pub(super) others: BTreeMap<String, Tensor>,
@@ -58,15 +63,28 @@ impl QwenVl {
     pub fn features(&self, media: &[Medium]) -> Result<Tensor> {
         let grids = media.iter().map(|medium| super::patches::Grid::of(medium.pixels.shape(), &self.config.facts));
         let seen = self.look(&media.iter().collect::<Vec<_>>(), &grids.collect::<Result<Vec<_>>>()?, Grad::Skip)?;
-        let rows = rows_of_squares(&seen.order).into_iter().map(|row| row as i64).collect();
+        let rows = seen.order.rows().into_iter().map(|row| row as i64).collect();
         to_host(seen.features.select(0, indices(rows, self.device())))
+    }
+
+    /// Continues `tokens`, which [`VisionLanguageModel::read`] would read with `media` and [`Positions::Multimodal`], by
+    /// at most `sampling.max_new_tokens` tokens. The last one may be one of `ends`. Placeholders are never drawn. Keys
+    /// and values are cached, and the tower reads each medium once. Fails as [`VisionLanguageModel::read`], on invalid
+    /// options, and if the text leaves no room in the context.
+    pub fn answer(&mut self, tokens: &[u32], media: &[Medium], sampling: &Sampling, ends: &[u32]) -> Result<Vec<u32>> {
+        self.pictures.clear();
+        let mut prompt = tokens.to_vec();
+        for (placed, medium) in positions::place(&self.config.facts, tokens, media)?.into_iter().zip(media) {
+            prompt[placed.tokens].copy_from_slice(&self.pictures.add(medium, placed.is_clip)?);
+        }
+        let decode = |ids: &[u32]| self.detokenize(ids);
+        Ok(self.language.answer(prompt, sampling, ends, &decode)?.tokens)
     }
 
     fn look(&self, media: &[&Medium], grids: &[super::patches::Grid], grad: Grad) -> Result<Seen> {
         let vision = &self.config.vision;
         let order = PatchOrder::new(vision, grids);
-        let shape = [order.patches.len(), vision.patch_values()];
-        let patches = values_to_device(order.gather(vision, media)?.into(), shape, self.device());
+        let patches = order.patches(vision, media, self.device())?;
         let (features, record) = tower::run(vision, &self.tower, self.products, self.memory, patches, &order, grad)?;
         Ok(Seen { features, record, order })
     }
@@ -161,7 +179,7 @@ impl VisionLanguageModel for QwenVl {
             None => words,
         };
         let places = positions::positions(&self.config, count, &placed, positions);
-        let (states, record) = self.language.read_embedded(x, self.rope(&places), grad)?;
+        let (states, record) = self.language.read_embedded(x, positions::rope(&self.config, &places, &device), grad)?;
         let wanted = indices(wanted.iter().map(|place| *place as i64).collect(), &device);
         let states = to_host(states.select(0, wanted.clone()))?;
         let pullback = record.map(|record| {
@@ -184,20 +202,6 @@ impl VisionLanguageModel for QwenVl {
 
     fn head_rows(&self, ids: &[u32]) -> Result<Tensor> {
         self.language.head_rows(ids)
-    }
-}
-
-impl QwenVl {
-    /// Cosine and sine of the rotary angles of the language model at `places`.
-    fn rope(&self, places: &[[usize; 3]]) -> (Burn<2>, Burn<2>) {
-        let text = &self.config.text;
-        let frequencies = text.rope.frequencies(text.head_dim);
-        let angles = positions::angles(self.config.sections, &frequencies, places);
-        let table = |f: fn(f64) -> f64| {
-            let values: Vec<f32> = angles.iter().map(|angle| f(*angle) as f32).collect();
-            values_to_device(values.into(), [places.len(), frequencies.len()], self.device())
-        };
-        (table(f64::cos), table(f64::sin))
     }
 }
 
@@ -251,17 +255,10 @@ fn is_same(a: &Tensor, b: &Tensor) -> bool {
     a.shape() == b.shape() && a.dtype() == b.dtype() && a.as_bytes() == b.as_bytes()
 }
 
-/// The row of each square, in the order of tokens, among the rows in the order of processing.
-fn rows_of_squares(order: &PatchOrder) -> Vec<usize> {
-    let mut rows = vec![0; order.squares.len()];
-    order.squares.iter().enumerate().for_each(|(row, square)| rows[*square] = row);
-    rows
-}
-
 /// For each token, its row among the embeddings of `count` tokens and the features after them.
 fn sources(count: usize, placed: &[Placed], order: &PatchOrder) -> Vec<i64> {
     let mut sources: Vec<i64> = (0..count as i64).collect();
-    let rows = rows_of_squares(order);
+    let rows = order.rows();
     let tokens = placed.iter().flat_map(|medium| medium.tokens.clone());
     for (token, row) in tokens.zip(rows).filter(|(token, _)| *token < count) {
         sources[token] = (count + row) as i64;
@@ -273,10 +270,4 @@ fn sources(count: usize, placed: &[Placed], order: &PatchOrder) -> Vec<i64> {
 fn squares_tokens(count: usize, placed: &[Placed], order: &PatchOrder) -> Vec<i64> {
     let tokens: Vec<usize> = placed.iter().flat_map(|medium| medium.tokens.clone()).collect();
     order.squares.iter().map(|square| tokens[*square].min(count) as i64).collect()
-}
-
-/// Indices of rows, on a device.
-fn indices(rows: Vec<i64>, device: &Device) -> Burn<1, Int> {
-    let count = rows.len();
-    Burn::from_data(TensorData::new(rows, [count]), device)
 }

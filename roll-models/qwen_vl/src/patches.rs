@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use burn_tensor::{Device, Tensor};
+use roll_backends::host::values_to_device;
 use roll_core::{Medium, Result, VisionLanguageFacts};
 
 use super::config::VisionConfig;
@@ -87,6 +89,19 @@ impl PatchOrder {
             });
         }
         Ok(values)
+    }
+
+    /// The values of all patches on `device`, `[N, values of a patch]`.
+    pub fn patches(&self, config: &VisionConfig, media: &[&Medium], device: &Device) -> Result<Tensor<2>> {
+        let shape = [self.patches.len(), config.patch_values()];
+        Ok(values_to_device(self.gather(config, media)?.into(), shape, device))
+    }
+
+    /// The row of each square, in the order of tokens, among the rows in the order of processing.
+    pub fn rows(&self) -> Vec<usize> {
+        let mut rows = vec![0; self.squares.len()];
+        self.squares.iter().enumerate().for_each(|(row, square)| rows[*square] = row);
+        rows
     }
 
     /// The transpose of [`PatchOrder::gather`]: pixels of each medium from rows of patches.

@@ -2,6 +2,8 @@
 
 use std::ops::Range;
 
+use burn_tensor::{Device, Tensor as Burn};
+use roll_backends::host::values_to_device;
 use roll_core::{Error, Medium, Positions, Result, VisionLanguageFacts};
 
 use super::config::QwenVlConfig;
@@ -108,9 +110,21 @@ pub fn time(tokens_per_second: Option<f64>, medium: &Placed, step: usize) -> usi
     }
 }
 
+/// Cosine and sine of the rotary angles of the language model at `places`, `[places, head_dim / 2]` each.
+pub fn rope(config: &QwenVlConfig, places: &[[usize; 3]], device: &Device) -> (Burn<2>, Burn<2>) {
+    let text = &config.text;
+    let frequencies = text.rope.frequencies(text.head_dim);
+    let angles = angles(config.sections, &frequencies, places);
+    let table = |f: fn(f64) -> f64| {
+        let values: Vec<f32> = angles.iter().map(|angle| f(*angle) as f32).collect();
+        values_to_device(values.into(), [places.len(), frequencies.len()], device)
+    };
+    (table(f64::cos), table(f64::sin))
+}
+
 /// The angle of each token and frequency, `[tokens][frequencies]`: frequency `i` turns with the axis whose section
 /// holds `i`.
-pub fn angles(sections: [usize; 3], frequencies: &[f64], positions: &[[usize; 3]]) -> Vec<f64> {
+fn angles(sections: [usize; 3], frequencies: &[f64], positions: &[[usize; 3]]) -> Vec<f64> {
     let axes = sections.iter().enumerate().flat_map(|(axis, count)| std::iter::repeat_n(axis, *count));
     let axes: Vec<usize> = axes.collect();
     let of_token = |place: &[usize; 3]| {

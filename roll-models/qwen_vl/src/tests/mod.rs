@@ -1,6 +1,7 @@
 //! Parity with transformers, and facts of reading and loading.
 #![allow(clippy::unwrap_used)]
 
+mod answering;
 mod fixture;
 mod loading;
 mod parity;
