@@ -69,7 +69,7 @@ impl GroupNorm<'_> {
         d_x
     }
 
-    /// Number of positions of a channel; 1 if there are none, so that it can divide `x` into chunks.
+    /// Number of positions of a channel, at least 1.
     fn positions(&self, x: &[f32]) -> usize {
         (x.len() / self.gain.len().max(1)).max(1)
     }
