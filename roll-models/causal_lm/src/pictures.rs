@@ -22,7 +22,7 @@ pub trait PictureTokens: Send + Sync {
     /// Returns cosine and sine of the rotary angles at `places`, `[places, head_dim / 2]` each.
     fn rope(&self, places: &[[usize; 3]]) -> (Tensor<2>, Tensor<2>);
 
-    /// Ids that are never drawn, because they stand for pictures in texts.
+    /// The placeholders of pictures in texts. Generation never draws them.
     fn placeholders(&self) -> Vec<u32>;
 }
 

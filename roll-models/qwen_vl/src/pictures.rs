@@ -22,7 +22,7 @@ pub struct Pictures {
     tower: Arc<dyn WeightStore>,
     products: DType,
     memory: Memory,
-    /// By the first two ids; the second is 0 for a medium of one square.
+    /// Keyed by the first two ids; the second is 0 for a medium of one square.
     seen: Mutex<HashMap<[u32; 2], Arc<Seen>>>,
 }
 
