@@ -446,9 +446,9 @@ impl Network {
 
     /// Fails on ids outside the vocabulary and on sequences longer than the context.
     pub(super) fn check(&self, packed: &Packed) -> Result<()> {
-        let is_known = |id: i64| (0..self.config.vocab as i64).contains(&id);
-        let reads_pictures = self.pictures.is_some();
-        if let Some(id) = packed.ids.iter().find(|id| !is_known(**id) && !(reads_pictures && is_picture(**id))) {
+        let is_word = |id: i64| (0..self.config.vocab as i64).contains(&id);
+        let is_known = |id: i64| is_word(id) || (self.pictures.is_some() && is_picture(id));
+        if let Some(id) = packed.ids.iter().find(|id| !is_known(**id)) {
             return Err(Error::Misuse(format!("the token id {id} is outside the vocabulary of {}", self.config.vocab)));
         }
         match packed.positions.iter().max() {
