@@ -284,7 +284,7 @@ fn rejects_invalid_arguments_by_name() {
     let settings = SETTINGS.iter().flat_map(|setting| ["--set", setting]);
     let generate = ["generate", "--prompt", "x", "--output", "x.mp4", "--frames", "10"];
     let generate: Vec<&str> = generate.into_iter().chain(settings).collect();
-    fails(&world.roll(&generate), 2, &["--frames", "multiple of 4, such as 9"]);
+    fails(&world.roll(&generate), 2, &["--frames", "multiple of 4 frames, such as 9"]);
     let vae = "tiny/Wan2.1_VAE.safetensors";
     fails(&world.roll(&["split-shards", vae, "shards", "--max-size", "1.5XB"]), 2, &["1.5MiB", "`XB`"]);
     world.done(&["split-shards", vae, "shards", "--max-size", "1.5MiB"]);

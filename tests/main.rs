@@ -87,4 +87,4 @@ mod z_image;
 use roll_backends as _;
 use roll_rewards as _;
 use {roll_agents as _, roll_video as _};
-use {roll_causal_lm as _, roll_wan as _};
+use {roll_causal_lm as _, roll_wan as _, roll_z_image as _};
