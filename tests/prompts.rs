@@ -115,7 +115,7 @@ fn a_row_without_a_clip_is_refused_by_name_of_row_and_component() {
             &["evaluation.train_samples", "prompts.txt line 1", "`first_frame`"],
         ),
         (
-            &["data.metadata=stills.csv", nowhere],
+            &["data.metadata=stills.csv"], // the model says how many frames it makes
             &["stills.csv line 3 (picture.png)", "is a picture", "`image`", "5 frames", "`data.num_frames`"],
         ),
         (
