@@ -1,6 +1,6 @@
 //! Language models.
 
-use crate::{Adapter, Error, Grad, Pullback, Result, Tensor};
+use crate::{Adapter, Error, Grad, Picture, Pullback, Result, Tensor};
 
 /// One message of a conversation.
 #[derive(Clone, Debug, PartialEq, Eq, serde::Serialize, serde::Deserialize)]
@@ -126,7 +126,27 @@ pub trait LanguageModel {
     /// Converts text to tokens.
     fn tokenize(&self, text: &str) -> Result<Vec<u32>>;
 
-    /// Converts tokens to text.
+    /// Converts a text to tokens, in which each [`PICTURE_MARK`](crate::PICTURE_MARK) is the place of the next of
+    /// `pictures`. A picture's tokens have ids from [`FIRST_PICTURE_ID`](crate::FIRST_PICTURE_ID) on, which are made from
+    /// its content: equal pictures have equal tokens in all ranks and runs. The other methods accept these tokens until
+    /// [`Self::forget_pictures`] drops their pictures. Fails if marks and pictures are not equally many, or if the model
+    /// reads no pictures.
+    fn tokenize_with_pictures(&self, text: &str, pictures: &[Picture]) -> Result<Vec<u32>> {
+        match pictures {
+            [] => self.tokenize(text),
+            _ => Err(Error::Unsupported(
+                "this language model reads no pictures, and the environment shows some: choose a model that does, such as \
+                 `qwen_vl`"
+                    .into(),
+            )),
+        }
+    }
+
+    /// Forgets the pictures that no call of [`Self::tokenize_with_pictures`] has had since the previous call of this
+    /// method. Snapshots share the pictures of their model.
+    fn forget_pictures(&self) {}
+
+    /// Converts tokens to text. A picture's tokens are one [`PICTURE_MARK`](crate::PICTURE_MARK).
     fn detokenize(&self, tokens: &[u32]) -> Result<String>;
 
     /// A conversation as the model's chat template writes it. With `continue_as_assistant`, the text ends with the

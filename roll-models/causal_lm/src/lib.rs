@@ -52,7 +52,7 @@ pub use export::Export;
 pub use loading::{CausalLmOptions, open};
 pub use model::{CausalLm, Origin};
 pub use network::Network;
-pub use pictures::{FIRST_PICTURE_ID, PictureTokens};
+pub use pictures::PictureTokens;
 pub use source::{locate, open_weights, write_built_in};
 
 roll_core::inventory::submit! {

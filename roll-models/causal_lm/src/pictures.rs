@@ -4,10 +4,7 @@
 //! that compares tokens, such as the cache of keys and values, tells two pictures apart.
 
 use burn_tensor::{Int, Tensor};
-use roll_core::Result;
-
-/// Ids from this one on represent parts of pictures. No vocabulary is as large.
-pub const FIRST_PICTURE_ID: u32 = 1 << 31;
+use roll_core::{FIRST_PICTURE_ID, Result};
 
 /// The embeddings and positions of tokens that represent pictures.
 pub trait PictureTokens: Send + Sync {

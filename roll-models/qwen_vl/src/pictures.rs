@@ -5,8 +5,8 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use burn_tensor::{DType, Tensor as Burn};
 use roll_backends::{Memory, WeightStore};
-use roll_causal_lm::{FIRST_PICTURE_ID, PictureTokens};
-use roll_core::{Error, Grad, Medium, Positions, Result};
+use roll_causal_lm::PictureTokens;
+use roll_core::{Error, FIRST_PICTURE_ID, Grad, Medium, Positions, Result};
 
 use super::config::QwenVlConfig;
 use super::patches::{Grid, PatchOrder};

@@ -5,11 +5,15 @@ use serde_json::Value as Json;
 
 use super::remote::remote;
 use super::remote_model::RemoteModel;
-use crate::{Adapter, Error, Generation, Grad, LanguageModel, Message, Pullback, Result, Sampling, Tensor, TokenStats};
+use crate::{
+    Adapter, Error, Generation, Grad, LanguageModel, Message, Picture, Pullback, Result, Sampling, Tensor, TokenStats,
+};
 
 remote! {
     trait LanguageModel for RemoteModel {
         fn tokenize(&self, text: &str) -> Result<Vec<u32>>;
+        fn tokenize_with_pictures(&self, text: &str, pictures: &[Picture]) -> Result<Vec<u32>>;
+        fn forget_pictures(&self) { () }
         fn detokenize(&self, tokens: &[u32]) -> Result<String>;
         fn render_chat(&self, messages: &[Message], continue_as_assistant: bool) -> Result<String> {
             Err(Error::Unsupported("this model has no chat template".into()))

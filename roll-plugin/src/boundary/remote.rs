@@ -12,9 +12,9 @@ use super::message::{Answer, Incoming, put_list, take_lent_list};
 use super::tensor;
 use crate::{
     Adapter, ClipUse, ConditionInput, Conditioning, Distribution, Evaluated, Generation, Grad, Headline, Message,
-    Noise, Observation, OptimizerConfig, Rank, Result, Sample, Sampling, ScheduleFacts, Score, Split, StepReport,
-    StrategyReport, Target, Tensor, Timestep, TokenStats, Transition, Validation, Video, VideoUnit, WeightPlacement,
-    number,
+    Noise, Observation, OptimizerConfig, Picture, Rank, Result, Sample, Sampling, ScheduleFacts, Score, Split,
+    StepReport, StrategyReport, Target, Tensor, Timestep, TokenStats, Transition, Validation, Video, VideoUnit,
+    WeightPlacement, number,
 };
 
 /// Logs the error of a method that cannot return one.
@@ -216,8 +216,8 @@ macro_rules! facts {
 facts! {
     (), bool, u32, u64, usize, f64, String, (String, f64), serde_json::Value,
     ClipUse, ConditionInput, Conditioning, Distribution, Evaluated, Generation, Headline, Message, Noise,
-    Observation, OptimizerConfig, Sample, Sampling, ScheduleFacts, Score, StepReport, StrategyReport, Target, Tensor,
-    TokenStats, Transition, Validation, Video, VideoUnit, WeightPlacement,
+    Observation, OptimizerConfig, Picture, Sample, Sampling, ScheduleFacts, Score, StepReport, StrategyReport, Target,
+    Tensor, TokenStats, Transition, Validation, Video, VideoUnit, WeightPlacement,
 }
 impl<T: Fact> Fact for Option<T> {}
 impl<T: Fact> Fact for Vec<T> {}

@@ -169,7 +169,7 @@ fn unknown_and_incomplete_pictures_are_refused() {
     let (mut policy, network) = policy(&fixture);
     let text = fixture.texts("image", &network).remove(0);
     let row = with_media(&network, &text.tokens, &text.media);
-    let first = row.iter().position(|id| *id >= roll_causal_lm::FIRST_PICTURE_ID).unwrap();
+    let first = row.iter().position(|id| *id >= roll_core::FIRST_PICTURE_ID).unwrap();
     let mut refused =
         |prompt: &[u32]| policy.generate(&[prompt.to_vec()], &Sampling::greedy(1)).unwrap_err().to_string();
     assert!(refused(&row[..first + 1]).contains("does not know"));
