@@ -314,7 +314,7 @@ fn numbers_of_the_pages_are_those_of_roll_plan() {
         }
     }
     let pictures = page("pictures.md");
-    let of_pictures = ["--network", "z-image", "--set", "model.name=z_image", "--set", "reward.name=brightness"];
+    let of_pictures = ["--network", "z-image", "--set", "reward.name=brightness"];
     for (machine, side, setting) in [
         ("1x24", 512, "weights_dtype=auto"),
         ("1x24", 512, "weights_dtype=int8"),

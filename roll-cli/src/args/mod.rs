@@ -123,7 +123,7 @@ pub enum Command {
     /// Check everything that a run needs before it starts: files, data, faces, memory, time.
     #[command(after_help = examples::CHECK)]
     Check(Check),
-    /// Generate a video from a prompt and an image, with or without an adapter.
+    /// Generate a video or a picture from a prompt and an image, with or without an adapter.
     #[command(after_help = examples::GENERATE)]
     Generate(Generate),
     /// Ask a language model.

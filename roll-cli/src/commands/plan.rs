@@ -5,12 +5,12 @@
 
 use roll_core::plan::{MemoryItem, Needs, Passes, PlanInput, Speed};
 use roll_core::{Error, Registry, Result, ResultExt, VideoUnit};
-use roll_train::config::LoadedConfig;
+use roll_train::config::{ConfigLayers, LoadedConfig};
 use roll_train::progress::counted;
 use roll_train::ranks;
 use roll_video::rows::DataConfig;
 
-use super::bench::preset::network_name;
+use super::bench::preset::{named, network_name};
 use super::plan_rewards::add_rewards;
 use crate::args;
 use crate::configuration::{Configuration, build_context};
@@ -25,7 +25,10 @@ pub fn plan(args: args::PlanArgs) -> Result<()> {
     // The batch of a configuration of ROLL is divided among the planned devices.
     let configuration = Configuration::read_for(&args.config, &[], devices)?;
     let registry = configuration.registry()?;
-    let configuration = if args.network.is_some() { configuration } else { configuration.or_demo()? };
+    let configuration = match &args.network {
+        Some(network) => with_model_of(configuration, network)?,
+        None => configuration.or_demo()?,
+    };
     let loaded = configuration.load(&registry)?;
     let machine = machine(&args.machine, &loaded)?;
     // Only rank 0 prints, since all ranks of a launcher plan the same. All of them measure the machine at the same
@@ -40,6 +43,14 @@ pub fn plan(args: args::PlanArgs) -> Result<()> {
         false => print(&needs, &input, &machine, &loaded.config.strategy.name),
     }
     Ok(())
+}
+
+/// The configuration, with the model of the published networks `network` unless it names one.
+fn with_model_of(configuration: Configuration, network: &str) -> Result<Configuration> {
+    match named(network) {
+        Some(preset) => configuration.over(ConfigLayers::new().set_text("model.name", preset.model, "--network")?),
+        None => Ok(configuration),
+    }
 }
 
 /// The work that is planned, and the memory and time that each rank needs for it. `network` names a published model, in

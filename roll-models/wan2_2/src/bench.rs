@@ -17,6 +17,7 @@ use crate::{Parts, Settings, Wan};
 roll_core::inventory::submit! {
     BenchPreset {
         name: "tiny",
+        model: "wan2_2",
         network: None,
         make: |request| measured(request, tiny(), Clip { dtype: DType::F32, frames: 9, size: [64, 64], text_len: 32 }),
     }
@@ -24,6 +25,7 @@ roll_core::inventory::submit! {
 roll_core::inventory::submit! {
     BenchPreset {
         name: "1.3b",
+        model: "wan2_2",
         network: Some("wan2_1-t2v-1_3b"),
         make: |request| published(request, "wan2_1-t2v-1_3b", 81, [480, 832]),
     }
@@ -31,6 +33,7 @@ roll_core::inventory::submit! {
 roll_core::inventory::submit! {
     BenchPreset {
         name: "ti2v-5b",
+        model: "wan2_2",
         network: Some("wan2_2-ti2v-5b"),
         make: |request| published(request, "wan2_2-ti2v-5b", 121, [704, 1280]),
     }
@@ -38,6 +41,7 @@ roll_core::inventory::submit! {
 roll_core::inventory::submit! {
     BenchPreset {
         name: "a14b",
+        model: "wan2_2",
         network: Some("wan2_2-i2v-a14b"),
         // 21 latent frames of 30x30 patches: 18,900 tokens.
         make: |request| published(request, "wan2_2-i2v-a14b", 81, [480, 480]),

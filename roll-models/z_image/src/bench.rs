@@ -16,7 +16,7 @@ use crate::transformer_file::is_block;
 use crate::vae::Vae;
 
 roll_core::inventory::submit! {
-    BenchPreset { name: "z-image", network: Some(PUBLISHED), make: measured }
+    BenchPreset { name: "z-image", model: "z_image", network: Some(PUBLISHED), make: measured }
 }
 
 /// Height and width of the picture.

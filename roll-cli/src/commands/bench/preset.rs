@@ -4,7 +4,7 @@ use burn_tensor::DType;
 use roll_backends::EightBits;
 use roll_core::plan::Passes;
 use roll_core::{Error, Registry, Result, nearest};
-use roll_network::bench::{BenchFacts, BenchNetworks, BenchRequest, presets};
+use roll_network::bench::{BenchFacts, BenchNetworks, BenchPreset, BenchRequest, presets};
 use roll_train::config::ConfigLayers;
 
 use crate::args::Bench;
@@ -21,19 +21,22 @@ pub struct Preset<'a> {
     pub passes: Passes,
 }
 
+/// The preset of this name, or of the published networks of this name.
+pub fn named(name: &str) -> Option<&'static BenchPreset> {
+    presets().into_iter().find(|preset| preset.name == name || preset.network == Some(name))
+}
+
 /// The name in `roll plan` of the published networks of a preset; another name is returned as it is.
 pub fn network_name(name: &str) -> &str {
-    presets().into_iter().find(|preset| preset.name == name).and_then(|preset| preset.network).unwrap_or(name)
+    named(name).and_then(|preset| preset.network).unwrap_or(name)
 }
 
 impl<'a> Preset<'a> {
     /// The preset that the arguments choose.
     pub fn of(args: &'a Bench) -> Result<Self> {
-        let all = presets();
         // A published model may be named as in `roll plan`, too.
-        let is_wanted = |name: &str, network: Option<&str>| name == args.preset || network == Some(&args.preset);
-        let preset = all.iter().find(|p| is_wanted(p.name, p.network)).ok_or_else(|| {
-            let names: Vec<&str> = all.iter().map(|preset| preset.name).collect();
+        let preset = named(&args.preset).ok_or_else(|| {
+            let names: Vec<&str> = presets().iter().map(|preset| preset.name).collect();
             Error::UnknownName {
                 kind: "preset",
                 name: args.preset.clone(),

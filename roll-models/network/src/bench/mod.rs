@@ -134,6 +134,8 @@ pub trait BenchNetworks {
 pub struct BenchPreset {
     /// The value of `--preset`.
     pub name: &'static str,
+    /// The value of `model.name` for these networks.
+    pub model: &'static str,
     /// Name of the published networks in `roll plan`, if they are published.
     pub network: Option<&'static str>,
     /// Makes the networks that are measured.
