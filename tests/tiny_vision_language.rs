@@ -96,6 +96,8 @@ fn every_reward_that_sees_is_planned_checked_and_trained_on() {
         }
         let checked = with_reward(&world, &["check"], &reward, &[]);
         assert!(checked.status.success() && !said(&checked).contains("PROBLEM"), "{name}: {}", said(&checked));
+        let warnings = said(&checked).matches("is not the published text").count();
+        assert_eq!(warnings, usize::from(name != "judge"), "{}", said(&checked));
         let run = with_reward(&world, &["run", "--steps", "1"], &reward, &["ranks=1"]);
         assert!(run.status.success(), "{reward}: {}", said(&run));
     }
