@@ -61,6 +61,7 @@ pub use read::{is_resource_fork, read_image, read_image_by, read_video};
 pub use read_options::{Decoder, ReadOptions, Sizing};
 pub use resample::{Filter, Resize};
 pub use resize::{crop_and_resize, resize, target_size};
+pub use still::decode_still;
 pub use write::{
     clip_extension, clip_file, contact_sheet, encode_gif, encode_png, is_clip_of_one_frame, write_clip,
     write_contact_sheet, write_gif, write_mp4, write_pngs,
