@@ -6,7 +6,15 @@
 use roll_core::{ParameterSpec, Result, StateDict, header};
 use roll_network::lora::{AdapterWeights, about, put_peft_config};
 
-use super::model::Module;
+/// The module of transformers that holds the blocks of a language model.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Module {
+    /// `model`: the model of a language model.
+    #[default]
+    Model,
+    /// `model.language_model`: the part of a vision-language model.
+    LanguageModel,
+}
 
 const PREFIX: &str = "base_model.model.";
 

@@ -45,6 +45,7 @@ mod states;
 use burn_tensor::{Device, Int, Tensor, TensorData};
 pub use roll_network::tokenizer::Tokenizer;
 
+pub use adapter::Module;
 pub use block::{rotate_halves, split_rows};
 pub use chat::ChatTemplate;
 pub use check::missing_beside;
@@ -52,7 +53,7 @@ pub use config::LmConfig;
 pub use export::Export;
 pub use loaded::LoadedModel;
 pub use loading::{CausalLmOptions, open, opened};
-pub use model::{CausalLm, Module, Origin};
+pub use model::{CausalLm, Origin};
 pub use network::Network;
 pub use pictures::PictureTokens;
 pub use plan::planned;

@@ -11,7 +11,7 @@ use roll_core::{
 };
 use roll_network::tokenizer::Tokenizer;
 
-use super::adapter;
+use super::adapter::{self, Module};
 use super::chat::ChatTemplate;
 use super::generate::{Endings, generate};
 use super::network::Network;
@@ -44,16 +44,6 @@ pub struct Origin {
     /// Module that holds the blocks in the programs that load an adapter: `model` for a language model,
     /// `model.language_model` for one that reads pictures.
     pub module: Module,
-}
-
-/// The module of transformers that holds the blocks of a language model.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Module {
-    /// `model`: the model of a language model.
-    #[default]
-    Model,
-    /// `model.language_model`: the part of a vision-language model.
-    LanguageModel,
 }
 
 impl Origin {

@@ -37,7 +37,8 @@ use burn_tensor::{Device, Int, Tensor, TensorData};
 pub use config::{Family, QwenVlConfig, VisionConfig, Windows};
 pub use loading::{QwenVlOptions, WeightLocation, open};
 pub use network::QwenVl;
-pub use policy::{PictureOptions, PolicyOptions, open_policy};
+pub use policy::{PolicyOptions, open_policy};
+pub use processor::PictureOptions;
 
 /// Indices of rows, on a device.
 fn indices(rows: Vec<i64>, device: &Device) -> Tensor<1, Int> {

@@ -22,7 +22,7 @@ use serde::{Deserialize, Serialize};
 use super::loading::{NetworkFiles, Precision, QwenVlOptions, WeightLocation, checkpoint, is_of_tower, tokenizer};
 use super::pictures::Pictures;
 use super::plan;
-use super::processor;
+use super::processor::{self, PictureOptions};
 use super::source::{locate, missing};
 
 /// The section of errors.
@@ -40,19 +40,6 @@ pub struct PolicyOptions {
     /// Options of pictures.
     #[serde(flatten)]
     pub pictures: PictureOptions,
-}
-
-/// How pictures are prepared.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
-#[serde(default)]
-pub struct PictureOptions {
-    /// Pictures with fewer pixels are enlarged. Default: that of `preprocessor_config.json`, or 3136.
-    #[schemars(range(min = 1))]
-    pub min_pixels: Option<usize>,
-    /// Pictures with more pixels are reduced. A picture has a token for every 28 x 28 pixels (2 x 2 patches). Default:
-    /// that of `preprocessor_config.json`, or 1003520.
-    #[schemars(range(min = 1))]
-    pub max_pixels: Option<usize>,
 }
 
 impl PolicyOptions {

@@ -1,15 +1,29 @@
-//! The bounds of pictures in a `preprocessor_config.json`.
+//! The bounds of pictures: options, and those of a `preprocessor_config.json`.
 
 use std::path::Path;
 
 use roll_core::{Error, Result};
 use roll_external::files;
 use roll_media::PixelLimits;
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::config::VisionConfig;
 use super::pictures::MAX_PIXELS;
-use super::policy::PictureOptions;
+
+/// How pictures are prepared.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(default)]
+pub struct PictureOptions {
+    /// Pictures with fewer pixels are enlarged. Default: that of `preprocessor_config.json`, or 3136.
+    #[schemars(range(min = 1))]
+    pub min_pixels: Option<usize>,
+    /// Pictures with more pixels are reduced. A picture has a token for every 28 x 28 pixels (2 x 2 patches). Default:
+    /// that of `preprocessor_config.json`, or 1003520.
+    #[schemars(range(min = 1))]
+    pub max_pixels: Option<usize>,
+}
 
 /// Returns the bounds of `options`, by default those of the `preprocessor_config.json` in `directory`, and without it
 /// those of the published processors. Fails if the file is for patches of other sizes than `vision`, or on a lower bound

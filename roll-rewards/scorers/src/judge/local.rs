@@ -247,6 +247,10 @@ impl RewardScorer for LocalJudge {
         Ok((Score::Value { value, details }, pullback))
     }
 
+    fn check_prompt(&self, prompt: &str) -> Result<()> {
+        refuse_reserved(self.network.as_ref(), prompt, &[])
+    }
+
     fn on_missing(&self) -> OnMissing {
         self.config.on_missing
     }
