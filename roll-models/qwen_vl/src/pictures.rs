@@ -27,8 +27,6 @@ pub struct Pictures {
     products: DType,
     memory: Memory,
     limits: PixelLimits,
-    /// Whether the tower has no weights, because a configuration is only checked.
-    headers_only: bool,
     seen: Mutex<Table>,
 }
 
@@ -49,22 +47,20 @@ struct Seen {
     hash: u64,
     /// With the range of tokens of a sequence of the medium alone.
     placed: Placed,
-    /// f32 `[squares, D]`, in the order of the tokens. `None`: the tower has no weights.
-    features: Option<Burn<2>>,
+    /// f32 `[squares, D]`, in the order of the tokens.
+    features: Burn<2>,
 }
 
 impl Pictures {
-    /// Creates an empty table. `tower` holds the weights of the vision tower, or with `headers_only` none; `limits` bound
-    /// the pictures of a text.
+    /// Creates an empty table. `tower` holds the weights of the vision tower; `limits` bound the pictures of a text.
     pub fn new(
         config: QwenVlConfig,
         tower: Arc<dyn WeightStore>,
         products: DType,
         memory: Memory,
         limits: PixelLimits,
-        headers_only: bool,
     ) -> Self {
-        Self { config, tower, products, memory, limits, headers_only, seen: Mutex::default() }
+        Self { config, tower, products, memory, limits, seen: Mutex::default() }
     }
 
     fn seen(&self) -> MutexGuard<'_, Table> {
@@ -95,23 +91,18 @@ impl Pictures {
         }
         // Other threads may read the table while the tower reads the medium.
         drop(table);
-        let features = if self.headers_only { None } else { Some(self.read(medium, grid)?) };
+        let vision = &self.config.vision;
+        let order = PatchOrder::new(vision, &[grid]);
+        let patches = order.patches(vision, &[medium], self.tower.device())?;
+        let (features, _) = tower::run(vision, &self.tower, self.products, self.memory, patches, &order, Grad::Skip)?;
+        let rows = order.rows().into_iter().map(|row| row as i64).collect();
+        let features = features.select(0, indices(rows, self.tower.device()));
         let placed = Placed { tokens: 0..squares, grid, is_clip, seconds_per_step: medium.seconds_per_step };
         let seen = Arc::new(Seen { ids: ids.clone(), hash, placed, features });
         let mut table = self.seen();
         let generation = table.generation;
         table.media.insert(key, (generation, seen));
         Ok(ids)
-    }
-
-    /// The features of a medium: the tower reads it.
-    fn read(&self, medium: &Medium, grid: Grid) -> Result<Burn<2>> {
-        let vision = &self.config.vision;
-        let order = PatchOrder::new(vision, &[grid]);
-        let patches = order.patches(vision, &[medium], self.tower.device())?;
-        let (features, _) = tower::run(vision, &self.tower, self.products, self.memory, patches, &order, Grad::Skip)?;
-        let rows = order.rows().into_iter().map(|row| row as i64).collect();
-        Ok(features.select(0, indices(rows, self.tower.device())))
     }
 
     /// The media in `ids`, and the place of the first token of each.
@@ -163,10 +154,7 @@ impl PictureTokens for Pictures {
     }
 
     fn embeddings(&self, ids: &[u32]) -> Result<Burn<2>> {
-        let unread = || Error::Misuse("a picture is read by a model that has no weights".into());
-        let media = self.media(ids)?;
-        let features = media.iter().map(|(_, seen)| seen.features.clone().ok_or_else(unread)).collect::<Result<_>>()?;
-        Ok(Burn::cat(features, 0))
+        Ok(Burn::cat(self.media(ids)?.iter().map(|(_, seen)| seen.features.clone()).collect(), 0))
     }
 
     fn rope(&self, places: &[[usize; 3]]) -> (Burn<2>, Burn<2>) {

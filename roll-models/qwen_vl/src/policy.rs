@@ -81,8 +81,7 @@ pub fn open_policy(options: &PolicyOptions, context: &BuildContext) -> Result<Ca
     let network = options.network();
     let precision = Precision::of(SECTION, &network, files.stored, DeviceTraits::of(&device))?;
     let tower = files.store(is_of_tower, &precision, WeightLocation::Resident, &device, context.headers_only)?;
-    let (vision, products, memory) = (files.config.clone(), precision.products, network.memory());
-    let pictures = Pictures::new(vision, tower, products, memory, limits, context.headers_only);
+    let pictures = Pictures::new(files.config.clone(), tower, precision.products, network.memory(), limits);
     let directory = files.directory.as_path();
     let tokenizer = tokenizer(None, &[directory])?;
     let mut config = files.config.text.clone();

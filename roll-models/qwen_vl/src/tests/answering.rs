@@ -21,7 +21,7 @@ fn policy(fixture: &Fixture) -> (CausalLm, QwenVl, Arc<Pictures>) {
     let network = fixture.open("flex", "f32");
     let limits = PixelLimits::of_processor(MAX_PIXELS);
     let (config, tower) = (network.config().clone(), network.tower.clone());
-    let pictures = Arc::new(Pictures::new(config, tower, burn_tensor::DType::F32, Memory::Recompute, limits, false));
+    let pictures = Arc::new(Pictures::new(config, tower, burn_tensor::DType::F32, Memory::Recompute, limits));
     let all = Checkpoint::open(fixture.directory.join("model.safetensors")).unwrap().all().unwrap();
     let state: StateDict = all.into_iter().filter(|(name, _)| !name.starts_with("visual.")).collect();
     let config = network.config().text.clone();
