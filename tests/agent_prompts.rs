@@ -267,12 +267,12 @@ struct Asks(usize);
 impl Environment for Asks {
     fn reset(&mut self, _seed: u64) -> Result<Observation> {
         self.0 = 0;
-        Ok(Observation { text: "2 + 2?".into() })
+        Ok(Observation::text("2 + 2?"))
     }
 
     fn step(&mut self, _action: &str) -> Result<Transition> {
         self.0 += 1;
-        let observation = Observation { text: "3 + 3?".into() };
+        let observation = Observation::text("3 + 3?");
         Ok(Transition { observation, reward: 1.0, terminated: self.0 == 2, truncated: false, valid: true })
     }
 }

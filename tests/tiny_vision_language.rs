@@ -96,6 +96,8 @@ fn every_reward_that_sees_is_planned_checked_and_trained_on() {
         }
         let checked = with_reward(&world, &["check"], &reward, &[]);
         assert!(checked.status.success() && !said(&checked).contains("PROBLEM"), "{name}: {}", said(&checked));
+        let warnings = said(&checked).matches("is not the published text").count();
+        assert_eq!(warnings, usize::from(name != "judge"), "{}", said(&checked));
         let run = with_reward(&world, &["run", "--steps", "1"], &reward, &["ranks=1"]);
         assert!(run.status.success(), "{reward}: {}", said(&run));
     }
@@ -139,13 +141,16 @@ fn a_wrong_file_or_option_is_named_with_the_remedy() {
 fn prompts_and_clips_that_cannot_be_rated_are_named() {
     let world = world();
     std::fs::write(world.path("metadata.csv"), "video,prompt\n0.mp4,a <|MQ_reward|> square\n").unwrap();
-    let run = |reward: &Value, settings: &[&str]| {
-        let output = with_reward(&world, &["run", "--steps", "1"], reward, &[&["ranks=1"], settings].concat());
+    let fails = |command: &[&str], reward: &Value, settings: &[&str]| {
+        let output = with_reward(&world, command, reward, &[&["ranks=1"], settings].concat());
         assert!(!output.status.success(), "{}", said(&output));
         said(&output)
     };
-    let message = run(&video_reward(json!({}), json!({})), &[]);
-    assert!(message.contains("`<|MQ_reward|>`") && message.contains("a <|MQ_reward|> square"), "{message}");
+    let run = |reward: &Value, settings: &[&str]| fails(&["run", "--steps", "1"], reward, settings);
+    let all = video_reward(json!({}), json!({}));
+    for message in [run(&all, &[]), fails(&["check"], &all, &[])] {
+        assert!(message.contains("`<|MQ_reward|>`") && message.contains("a <|MQ_reward|> square"), "{message}");
+    }
     // Without text alignment, no prompt is read.
     let quality = video_reward(json!({}), json!({"dimensions": {"VQ": 1, "MQ": 1}}));
     let output = with_reward(&world, &["run", "--steps", "1"], &quality, &["ranks=1"]);
@@ -162,6 +167,8 @@ fn the_device_of_a_reward_is_used_or_its_idleness_is_said() {
     let output = with_reward(&world, &["check"], &reward, &["backend=flex"]);
     assert!(output.status.success(), "{}", said(&output));
     assert!(said(&output).contains("`reward.0.device` has no effect"), "{}", said(&output));
+    let output = with_reward(&world, &["check"], &json!({"name": "brightness", "device": "flex"}), &["backend=flex"]);
+    assert!(said(&output).contains("the reward `brightness` has no network"), "{}", said(&output));
     let plan = |reward: &Value, backend: &str| {
         let output = with_reward(&world, &["plan", "--json", "-q", "--on", "1x24"], reward, &[backend]);
         assert!(output.status.success(), "{}", said(&output));

@@ -6,7 +6,7 @@
 
 use std::path::Path;
 
-use roll_core::{BuildContext, Component, Error, Registry, Replaces, Result};
+use roll_core::{BuildContext, Error, Registry, Replaces, Result};
 use roll_train::config::{ConfigLayers, LoadedConfig, MergedConfig};
 use roll_train::run_dir::RunDir;
 
@@ -101,16 +101,6 @@ impl Configuration {
     /// The name of the algorithm, if the configuration has one.
     pub fn algorithm(&self) -> Option<&str> {
         self.merged.peek("algo.name")?.as_str()
-    }
-
-    /// The component of the key `section`, whose options are not checked, if the configuration has one.
-    pub fn component(&self, section: &str) -> Option<Component> {
-        serde_json::from_value(self.merged.peek(section)?.clone()).ok()
-    }
-
-    /// The backend of this process's rank.
-    pub fn backend(&self) -> Option<String> {
-        Some(ranks::device(self.merged.peek("backend")?.as_str()?))
     }
 
     /// As [`demo::why_not_demo`].

@@ -2,13 +2,54 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::{Message, Result};
+use crate::picture::without_picture_marks;
+use crate::{Error, Message, PICTURE_MARK, Picture, Result};
 
-/// An observation of the agent.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+/// An observation of the agent: a text, in which pictures may have their places.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Observation {
-    /// Text shown to the agent.
+    /// Text shown to the agent. Each [`PICTURE_MARK`] is the place of the next of `pictures`. Without a mark, the
+    /// pictures precede the text.
     pub text: String,
+    /// Pictures shown to the agent. Only a model that reads pictures can act on them
+    /// ([`LanguageModel::tokenize_with_pictures`](crate::LanguageModel::tokenize_with_pictures)).
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pictures: Vec<Picture>,
+}
+
+impl Observation {
+    /// An observation without pictures.
+    pub fn text(text: impl Into<String>) -> Self {
+        Self { text: text.into(), pictures: Vec::new() }
+    }
+
+    /// An observation with pictures, which have their places at the marks of the text, or precede it.
+    pub fn with_pictures(text: impl Into<String>, pictures: Vec<Picture>) -> Self {
+        Self { text: text.into(), pictures }
+    }
+
+    /// The observation with one mark per picture. Pictures without a mark are put before the text. A mark in a text
+    /// without pictures is not one, and U+FFFD takes its place.
+    ///
+    /// # Errors
+    /// Fails if there are marks, and not as many as pictures.
+    pub fn marked(self) -> Result<Self> {
+        let Self { text, pictures } = self;
+        let marks = text.matches(PICTURE_MARK).count();
+        match (marks, pictures.len()) {
+            (_, 0) => Ok(Self::text(without_picture_marks(text))),
+            (0, found) => {
+                let marks = String::from(PICTURE_MARK).repeat(found);
+                let separator = if text.is_empty() { "" } else { "\n" };
+                Ok(Self { text: format!("{marks}{separator}{text}"), pictures })
+            }
+            (_, found) if found == marks => Ok(Self { text, pictures }),
+            (_, found) => Err(Error::Unsupported(format!(
+                "the observation has {found} pictures and marks for {marks} (U+FFFC): expected one mark for each \
+                 picture, or no mark, and the pictures precede the text"
+            ))),
+        }
+    }
 }
 
 /// The consequence of an action.
@@ -56,6 +97,8 @@ impl Split {
 pub struct ChatRequest {
     /// The whole conversation.
     pub messages: Vec<Message>,
+    /// Pictures of all messages: one for each [`PICTURE_MARK`] in their contents, in the same order.
+    pub pictures: Vec<Picture>,
     /// Number of the first messages that are in the model's text already, the latest answer included. 0: a text of its
     /// own begins.
     pub known: usize,
@@ -65,7 +108,7 @@ pub struct ChatRequest {
     pub max_tokens: Option<usize>,
 }
 
-/// A text environment, deterministic given its split, its seed and the actions.
+/// An environment of texts and pictures, deterministic given its split, its seed and the actions.
 ///
 /// ```
 /// use roll_core::{Environment, Observation, Result, Transition};
@@ -83,7 +126,7 @@ pub struct ChatRequest {
 ///     }
 ///     fn reset(&mut self, seed: u64) -> Result<Observation> {
 ///         *self = Self { number: seed % 10, tries: 0 };
-///         Ok(Observation { text: "Your guess?".into() })
+///         Ok(Observation::text("Your guess?"))
 ///     }
 ///     fn step(&mut self, action: &str) -> Result<Transition> {
 ///         self.tries += 1;
@@ -96,7 +139,7 @@ pub struct ChatRequest {
 ///             None => "that is no number",
 ///         };
 ///         Ok(Transition {
-///             observation: Observation { text: text.into() },
+///             observation: Observation::text(text),
 ///             reward: f64::from(u8::from(found)),
 ///             terminated: found,
 ///             truncated: self.tries == 4,
@@ -167,5 +210,30 @@ pub trait Environment: Send {
     /// made from the observation.
     fn chat(&self) -> Option<ChatRequest> {
         None
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::Tensor;
+
+    #[test]
+    fn pictures_have_one_mark_each_or_precede_the_text() {
+        let picture = |side: usize| Picture::new(Tensor::new(vec![0u8; side * 3], [1, side, 3]).unwrap()).unwrap();
+        let marked = |text: &str, pictures: usize| {
+            Observation::with_pictures(text, (1..=pictures).map(picture).collect()).marked().map(|seen| seen.text)
+        };
+        assert_eq!(marked("where?", 2).unwrap(), "\u{fffc}\u{fffc}\nwhere?");
+        assert_eq!(marked("", 1).unwrap(), "\u{fffc}");
+        assert_eq!(marked("this \u{fffc} or that \u{fffc}?", 2).unwrap(), "this \u{fffc} or that \u{fffc}?");
+        assert_eq!(marked("no \u{fffc} here", 0).unwrap(), "no \u{fffd} here");
+        for (text, pictures) in [("\u{fffc}", 2), ("\u{fffc}\u{fffc}", 1)] {
+            let problem = marked(text, pictures).unwrap_err().to_string();
+            assert!(problem.contains(&format!("has {pictures} pictures")), "{problem}");
+        }
+        assert_eq!(serde_json::to_string(&Observation::text("a")).unwrap(), r#"{"text":"a"}"#);
+        assert_eq!(serde_json::from_str::<Observation>(r#"{"text":"a"}"#).unwrap(), Observation::text("a"));
     }
 }

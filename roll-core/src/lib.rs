@@ -116,7 +116,7 @@ pub use noise::{Noise, Purpose};
 pub use notes::{ConfiguredOptions, IdleKeys, OptionNotes, When};
 pub use option_kind::OptionKind;
 pub use options::{Options, check_seconds, default_options, parse_options};
-pub use picture::{FIRST_PICTURE_ID, PICTURE_MARK, Picture};
+pub use picture::{FIRST_PICTURE_ID, PICTURE_MARK, Picture, without_picture_marks};
 pub use plan::Planner;
 pub use progress::{Progress, Silent};
 pub use pullback::{Grad, Pullback};

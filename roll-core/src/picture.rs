@@ -7,6 +7,15 @@ use crate::{DType, Error, Result, Tensor};
 /// The place of a picture in a text: Unicode's object replacement character.
 pub const PICTURE_MARK: char = '\u{fffc}';
 
+/// `text` with U+FFFD in place of each [`PICTURE_MARK`]: a text that shows no picture.
+pub fn without_picture_marks(text: impl Into<String>) -> String {
+    let text = text.into();
+    match text.contains(PICTURE_MARK) {
+        true => text.replace(PICTURE_MARK, "\u{fffd}"),
+        false => text,
+    }
+}
+
 /// Token ids from this one on represent parts of pictures. No vocabulary is as large.
 pub const FIRST_PICTURE_ID: u32 = 1 << 31;
 

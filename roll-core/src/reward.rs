@@ -258,6 +258,17 @@ pub trait RewardScorer: Send {
         false
     }
 
+    /// Fails on a prompt with which no video can be scored, such as one that holds a token of the reward's own question.
+    /// A check asks about all prompts before a run.
+    fn check_prompt(&self, _prompt: &str) -> Result<()> {
+        Ok(())
+    }
+
+    /// Whether the reward computes on [`crate::BuildContext::backend`]. If false, a device of its own has no effect.
+    fn computes_on_device(&self) -> bool {
+        true
+    }
+
     /// The reason why no video can be scored: the reward was made for a check ([`crate::BuildContext::headers_only`]),
     /// which reads no weights. `None`: videos can be scored.
     fn unscorable(&self) -> Option<String> {

@@ -39,24 +39,29 @@ mod ffmpeg;
 mod frames;
 mod jpeg;
 mod mp4;
+mod network_input;
 mod orientation;
 mod picture;
 mod probe;
 mod probed;
 mod read;
 mod read_options;
+mod resample;
 mod resize;
 mod still;
 mod tiff;
 mod write;
 
 pub use container::{format, is_animated, is_picture};
+pub use network_input::{PixelLimits, Pixels, nearest_multiple};
 pub use picture::{Picture, check_size};
 pub use probe::probe;
 pub use probed::Probed;
 pub use read::{is_resource_fork, read_image, read_image_by, read_video};
 pub use read_options::{Decoder, ReadOptions, Sizing};
+pub use resample::{Filter, Resize};
 pub use resize::{crop_and_resize, resize, target_size};
+pub use still::decode_still;
 pub use write::{
     clip_extension, clip_file, contact_sheet, encode_gif, encode_png, is_clip_of_one_frame, write_clip,
     write_contact_sheet, write_gif, write_mp4, write_pngs,

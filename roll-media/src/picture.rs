@@ -1,6 +1,6 @@
 //! A frame as 8-bit RGB, between files and tensors.
 
-use roll_core::{Result, Tensor, Video};
+use roll_core::{Error, Result, Tensor, Video};
 
 /// Maximum width and height of a frame. Larger sizes exceed H.264's levels, and a file that claims one would only make
 /// this process allocate memory.
@@ -47,6 +47,21 @@ impl Picture {
         let mut values = Vec::with_capacity(self.rgb.len());
         self.append_planes(&mut values);
         Tensor::new(values, [3, self.height, self.width])
+    }
+}
+
+impl From<&roll_core::Picture> for Picture {
+    fn from(picture: &roll_core::Picture) -> Self {
+        let [height, width] = picture.size();
+        Self { width, height, rgb: picture.pixels().as_bytes().to_vec() }
+    }
+}
+
+/// Fails for a picture without pixels.
+impl TryFrom<Picture> for roll_core::Picture {
+    type Error = Error;
+    fn try_from(Picture { width, height, rgb }: Picture) -> Result<Self> {
+        Self::new(Tensor::new(rgb, [height, width, 3])?)
     }
 }
 

@@ -1,6 +1,6 @@
 //! Reads still images: PNG, JPEG, WebP and the first frame of an animation here, other formats through ffmpeg.
 
-use std::io::{BufRead, BufReader, Read, Seek};
+use std::io::{BufRead, BufReader, Cursor, Read, Seek};
 use std::path::Path;
 
 use roll_core::Error;
@@ -66,9 +66,25 @@ fn tiff_orientation(path: &Path) -> Result<Orientation, String> {
     Ok(Orientation::from_tiff(&tiff).unwrap_or_default())
 }
 
+/// Decodes a PNG, JPEG or WebP in memory, rotated as its EXIF data specifies; transparency is dropped. Of an animation,
+/// the first frame is decoded.
+///
+/// # Errors
+/// The problem, if the bytes are another format, damaged, or of a size that [`check_size`] does not accept.
+pub fn decode_still(bytes: &[u8]) -> Result<Picture, String> {
+    let is_webp = bytes.starts_with(b"RIFF") && bytes.get(8..12) == Some(b"WEBP");
+    if !(bytes.starts_with(b"\x89PNG\r\n\x1a\n") || bytes.starts_with(&[0xff, 0xd8, 0xff]) || is_webp) {
+        return Err("not a PNG, JPEG or WebP".into());
+    }
+    decode(Cursor::new(bytes))
+}
+
 /// Decodes a PNG, JPEG or WebP, or the first frame of a GIF, upright.
 fn decode_picture(path: &Path) -> Result<Picture, String> {
-    let mut file = BufReader::new(files::open(path).map_err(|e| e.to_string())?);
+    decode(BufReader::new(files::open(path).map_err(|e| e.to_string())?))
+}
+
+fn decode(mut file: impl BufRead + Seek) -> Result<Picture, String> {
     // The first byte tells the signatures apart, which the caller has checked.
     let (picture, orientation) = match file.fill_buf().map_err(read_failure)?.first() {
         Some(0x89) => decode_png(file)?,
@@ -130,4 +146,31 @@ fn decode_webp(file: impl BufRead + Seek) -> Result<(Picture, Option<Orientation
         decoder.read_image(&mut samples).map_err(webp_failure)?;
     }
     Ok((Picture { width, height, rgb: to_rgb(samples, channels) }, orientation))
+}
+
+#[cfg(test)]
+mod tests {
+    #![allow(clippy::unwrap_used)]
+    use super::*;
+    use crate::encode_png;
+
+    #[test]
+    fn bytes_in_memory_are_a_picture_or_an_error() {
+        let picture = Picture { width: 3, height: 2, rgb: (0..18).collect() };
+        let png = encode_png(&picture).unwrap();
+        assert_eq!(decode_still(&png).unwrap(), picture);
+        for (bytes, problem) in [
+            (&png[..png.len() / 2], "cut short"),
+            (&png[..8], "cut short"),
+            (b"GIF89a", "not a PNG"),
+            (b"RIFF", "not a PNG"),
+            (b"", "not a PNG"),
+        ] {
+            let found = decode_still(bytes).unwrap_err();
+            assert!(found.contains(problem), "{found}");
+        }
+        let mut huge = png.clone();
+        huge[16..20].copy_from_slice(&60_000u32.to_be_bytes());
+        assert!(decode_still(&huge).is_err());
+    }
 }

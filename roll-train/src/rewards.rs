@@ -64,6 +64,12 @@ pub fn scorers(
         check_device(&format!("{key}.{i}.device"), component, context)?;
         let scorer = registry.reward(&component.name, &component.options, &component.context(context));
         let scorer = scorer.while_doing(|| format!("setting up {key}.{i} (`{}`)", component.name))?;
+        if component.device.is_some() && !scorer.computes_on_device() {
+            tracing::warn!(
+                "`{key}.{i}.device` has no effect: the reward `{}` has no network in this process",
+                component.name
+            );
+        }
         scorers.push((component.weight, scorer));
     }
     Ok(scorers)
@@ -288,6 +294,10 @@ impl RewardScorer for WeightedSum {
 
     fn reads_reference(&self) -> bool {
         self.parts.iter().any(|part| part.scorer.reads_reference())
+    }
+
+    fn check_prompt(&self, prompt: &str) -> Result<()> {
+        self.parts.iter().try_for_each(|part| part.scorer.check_prompt(prompt))
     }
 
     fn unscorable(&self) -> Option<String> {

@@ -14,9 +14,12 @@ impl Default for Options {
     }
 }
 
-roll_plugin::export_environment!("my_environment", "Say the letter that is shown", Options, |options: Options, _: &_| {
-    Ok(MyEnvironment { turns: options.turns, seed: 0, done: 0 })
-});
+roll_plugin::export_environment!(
+    "my_environment",
+    "Say the letter that is shown",
+    Options,
+    |options: Options, _: &_| { Ok(MyEnvironment { turns: options.turns, seed: 0, done: 0 }) }
+);
 
 /// Shows a letter each turn and rewards the answer that repeats it.
 struct MyEnvironment {
@@ -36,13 +39,13 @@ impl MyEnvironment {
 impl Environment for MyEnvironment {
     fn reset(&mut self, seed: u64) -> Result<Observation> {
         (self.seed, self.done) = (seed, 0);
-        Ok(Observation { text: self.letter().to_string() })
+        Ok(Observation::text(self.letter().to_string()))
     }
     fn step(&mut self, action: &str) -> Result<Transition> {
         let right = action.trim() == format!("<answer>{}</answer>", self.letter());
         self.done += 1;
         Ok(Transition {
-            observation: Observation { text: self.letter().to_string() },
+            observation: Observation::text(self.letter().to_string()),
             reward: if right { 1.0 } else { 0.0 },
             terminated: self.done >= self.turns,
             truncated: false,

@@ -2,6 +2,7 @@
 they are. `python3 -m unittest discover -s python/roll_reward/tests`."""
 
 import array
+import base64
 import http.client
 import importlib.util
 import json
@@ -13,6 +14,7 @@ import sys
 import textwrap
 import threading
 import unittest
+import zlib
 
 SOURCE = pathlib.Path(__file__).resolve().parent.parent / "src"
 sys.path.insert(0, str(SOURCE))
@@ -307,6 +309,37 @@ class Environments(unittest.TestCase):
         self.assertEqual((answers[4]["reward"], answers[4]["terminated"], answers[4]["solved"]), (1.0, True, True))
         self.assertIn("RuntimeError: too far", answers[5]["error"])
         self.assertIn("Traceback", done.stderr)
+
+    def test_pictures_are_sent_as_png(self):
+        body = """
+        class Pixels:
+            shape, dtype = (1, 2, 3), "uint8"
+            def tobytes(self):
+                return bytes(range(6))
+        class Shows:
+            def reset(self, seed=None):
+                return Pixels(), {}
+            def step(self, action):
+                return Pixels(), 1.0, False, False, {}
+        def action(said):
+            if said == "?":
+                raise ValueError("what?")
+            return said
+        roll_reward.environment(Shows, text=lambda pixels: "look", pictures=lambda pixels: [pixels, b"as it is"], action=action)
+        """
+        script = "import sys\nsys.path.insert(0, %r)\nimport roll_reward\n%s" % (str(SOURCE), textwrap.dedent(body))
+        requests = [{"reset": {"seed": 1}}, {"step": {"action": "on"}}, {"step": {"action": "?"}}]
+        done = subprocess.run(
+            [sys.executable, "-c", script], input="\n".join(map(json.dumps, requests)), capture_output=True, text=True, timeout=30
+        )
+        answers = [json.loads(line) for line in done.stdout.splitlines()]
+        self.assertEqual([answer["observation"] for answer in answers], ["look", "look", "what?\nlook"])
+        for answer in answers:
+            png, raw = (base64.b64decode(picture) for picture in answer["pictures"])
+            self.assertEqual(raw, b"as it is")
+            self.assertTrue(png.startswith(b"\x89PNG\r\n\x1a\n") and png.endswith(b"IEND\xaeB`\x82"))
+            length = struct.unpack(">I", png[33:37])[0]
+            self.assertEqual(zlib.decompress(png[41 : 41 + length]), b"\0" + bytes(range(6)))
 
     def test_a_reset_gets_its_split_and_number_and_an_action_is_passed_on(self):
         body = """

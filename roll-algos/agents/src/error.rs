@@ -32,6 +32,18 @@ pub enum AgentError {
          log-probabilities before temperature (docs: Agents, \"Rollouts by vLLM or SGLang\")?"
     )]
     OtherModel { found: f64, limit: f64 },
+    /// A chat template leaves out or repeats places of pictures.
+    #[error(
+        "the prompt has {marks} places for {pictures} pictures: the chat template leaves out or repeats messages with \
+         pictures"
+    )]
+    PicturesOfPrompt { pictures: usize, marks: usize },
+    /// An engine is to continue a prompt with pictures.
+    #[error(
+        "the environment shows pictures, which the engine of `algo.rollout` does not get: set `algo.rollout.name` to \
+         `model`"
+    )]
+    EngineReadsNoPictures,
 }
 
 impl From<AgentError> for Error {

@@ -100,11 +100,11 @@ pub struct Ask {
     pub model_path: Option<String>,
     /// Picture that is shown before the prompt; several are shown in their order. The model is then a vision-language
     /// network (`qwen_vl`), which `--model-path` names.
-    #[arg(long, value_name = "FILE", conflicts_with_all = ["raw", "adapter"])]
+    #[arg(long, value_name = "FILE")]
     pub image: Vec<PathBuf>,
-    /// Pictures with more pixels are reduced.
-    #[arg(long, default_value_t = 1280 * 28 * 28, value_parser = super::positive, requires = "image")]
-    pub max_pixels: usize,
+    /// Pictures with more pixels are reduced, as `model.max_pixels`.
+    #[arg(long, value_name = "N", value_parser = super::positive, requires = "image")]
+    pub max_pixels: Option<usize>,
     /// System message.
     #[arg(long)]
     pub system: Option<String>,

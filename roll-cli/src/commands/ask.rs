@@ -1,33 +1,41 @@
-//! `roll ask`: a language model's answer.
+//! `roll ask`: a language model's answer, also about pictures.
 
+use std::path::Path;
 use std::time::Instant;
 
-use roll_core::{Error, Message, Result, Sampling};
+use roll_core::{Error, Message, PICTURE_MARK, Picture, Result, Sampling, Tensor};
+use roll_media::{Sizing, read_image};
 use roll_train::config::ConfigLayers;
 
 use super::adapters::open_model;
-use super::ask_about;
 use crate::args::{Ask, KeyValue};
 use crate::configuration::{Configuration, build_context};
 
-/// Lowest layer of the configuration with `--adapter`, whose file names the layers that it adapts.
-const MODEL: &str = "model:\n  name: causal_lm\n";
-/// Lowest layer of the configuration without `--adapter`: no layer of the network gets a trainable adapter.
-const MODEL_WITHOUT_ADAPTERS: &str = "model:\n  name: causal_lm\n  lora_target_modules: \"\"\n";
+/// The model of text alone, and the one that sees the pictures of `--image`.
+const MODELS: [&str; 2] = ["causal_lm", "qwen_vl"];
+
+/// Lowest layer of the configuration. With `--adapter`, the adapter's file names the layers that it adapts; without, no
+/// layer of the network gets a trainable adapter.
+fn lowest_layer(args: &Ask) -> String {
+    let [reads, sees] = MODELS;
+    let name = if args.image.is_empty() { reads } else { sees };
+    let adapters = if args.adapter.is_empty() { "  lora_target_modules: \"\"\n" } else { "" };
+    format!("model:\n  name: {name}\n{adapters}")
+}
 
 /// Prints the answer, and on stderr how fast it came.
 pub fn ask(args: Ask) -> Result<()> {
-    if !args.image.is_empty() {
-        return ask_about::ask(&args, &sampling(&args)?);
-    }
     let model_path = args.model_path.clone();
     let model_path = model_path.map(|value| KeyValue { key: "model.model_path", value, origin: "--model-path" });
-    let configuration = Configuration::read(&args.config, model_path.as_slice())?;
+    let max_pixels = args.max_pixels.map(|max| max.to_string());
+    let max_pixels = max_pixels.map(|value| KeyValue { key: "model.max_pixels", value, origin: "--max-pixels" });
+    let values: Vec<KeyValue> = model_path.into_iter().chain(max_pixels).collect();
+    let configuration = Configuration::read(&args.config, &values)?;
     let registry = configuration.registry()?;
-    let lowest_layer = if args.adapter.is_empty() { MODEL_WITHOUT_ADAPTERS } else { MODEL };
-    let loaded = configuration.over(ConfigLayers::new().text("roll ask", lowest_layer)?)?.load(&registry)?;
+    let loaded = configuration.over(ConfigLayers::new().text("roll ask", &lowest_layer(&args))?)?.load(&registry)?;
     let context = build_context(&loaded);
     let name = &loaded.config.model.name;
+    let pictures = args.image.iter().map(|file| picture(file)).collect::<Result<Vec<Picture>>>()?;
     if loaded.config.model.options.get("model_path").is_some_and(serde_json::Value::is_null) {
         tracing::info!("no model is named: the demo's small model answers, which knows only its game");
     }
@@ -35,10 +43,14 @@ pub fn ask(args: Ask) -> Result<()> {
     let model =
         model.as_language().ok_or_else(|| Error::config("model.name", format!("`{name}` is not a language model")))?;
     let mut messages: Vec<Message> = args.system.iter().map(|text| Message::new("system", text.as_str())).collect();
-    messages.push(Message::new("user", args.prompt.as_str()));
+    let asked = String::from(PICTURE_MARK).repeat(pictures.len()) + &args.prompt;
+    messages.push(Message::new("user", asked.as_str()));
     let continue_as_assistant = true;
-    let text = if args.raw { args.prompt.clone() } else { model.render_chat(&messages, continue_as_assistant)? };
-    let prompt = model.tokenize(&text)?;
+    let text = if args.raw { asked } else { model.render_chat(&messages, continue_as_assistant)? };
+    let prompt = match pictures.as_slice() {
+        [] => model.tokenize(&text)?,
+        pictures => model.tokenize_with_pictures(&text, pictures)?,
+    };
     if prompt.len() >= model.context_length() {
         let (tokens, context) = (prompt.len(), model.context_length());
         return Err(Error::Unsupported(format!(
@@ -58,6 +70,15 @@ pub fn ask(args: Ask) -> Result<()> {
     let tokens_per_second = generated_tokens as f64 / seconds;
     tracing::info!("{} tokens in, {generated_tokens} out, {tokens_per_second:.1} tokens a second", prompt.len());
     Ok(())
+}
+
+/// The picture in `file`.
+fn picture(file: &Path) -> Result<Picture> {
+    let planes = read_image(file, Sizing::Native)?;
+    let (values, plane) = (planes.f32s()?, planes.len() / 3);
+    let byte = |i: usize| ((values[i % 3 * plane + i / 3] + 1.0) * 127.5).round() as u8;
+    let [height, width] = [planes.shape()[1], planes.shape()[2]];
+    Picture::new(Tensor::new((0..planes.len()).map(byte).collect::<Vec<u8>>(), [height, width, 3])?)
 }
 
 /// The sampling of an answer.

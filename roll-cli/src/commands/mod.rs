@@ -5,7 +5,6 @@
 
 mod adapters;
 mod ask;
-mod ask_about;
 mod bench;
 mod caption;
 mod check;

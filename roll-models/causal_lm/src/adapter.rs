@@ -4,16 +4,37 @@
 //! the contents of the second file are an entry of its header; saving writes them to a file of their own.
 
 use roll_core::{ParameterSpec, Result, StateDict, header};
-use roll_network::lora::{about, put_peft_config};
+use roll_network::lora::{AdapterWeights, about, put_peft_config};
+
+/// The module of transformers that holds the blocks of a language model.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Module {
+    /// `model`: the model of a language model.
+    #[default]
+    Model,
+    /// `model.language_model`: the part of a vision-language model.
+    LanguageModel,
+}
 
 const PREFIX: &str = "base_model.model.";
 
 /// Converts parameters (`model.layers.0.self_attn.q_proj.lora_A.weight`) to the contents of an adapter file. `base` is
-/// the path or published name of the model that PEFT loads the adapter into.
-pub fn to_file(parameters: StateDict, specs: &[ParameterSpec], scale: f64, base: Option<&str>) -> Result<StateDict> {
+/// the path or published name of the model that PEFT loads the adapter into, `module` the part of it that is adapted.
+pub fn to_file(
+    parameters: StateDict,
+    specs: &[ParameterSpec],
+    scale: f64,
+    base: Option<&str>,
+    module: Module,
+) -> Result<StateDict> {
+    let in_file = |name: &str| name_in(module, name);
     let mut file: StateDict =
-        parameters.into_iter().map(|(name, tensor)| (format!("{PREFIX}{name}"), tensor)).collect();
-    let ranks = || specs.iter().filter_map(|s| Some((s.name.strip_suffix(".lora_A.weight")?, s.shape[0])));
+        parameters.into_iter().map(|(name, tensor)| (format!("{PREFIX}{}", in_file(&name)), tensor)).collect();
+    let layers: Vec<(String, usize)> = specs
+        .iter()
+        .filter_map(|spec| Some((in_file(spec.name.strip_suffix(".lora_A.weight")?), spec.shape[0])))
+        .collect();
+    let ranks = || layers.iter().map(|(layer, rank)| (layer.as_str(), *rank));
     let mut entries = about::adapter_entries(ranks(), scale);
     // Programs that read neither header nor `adapter_config.json` take the scale from alphas per layer, or 1 without.
     if scale != 1.0 {
@@ -27,6 +48,40 @@ pub fn to_file(parameters: StateDict, specs: &[ParameterSpec], scale: f64, base:
 /// Converts an adapter file to parameters. The adapter's name, which PEFT may insert (`lora_A.default.weight`), is
 /// removed.
 pub fn from_file(file: &StateDict) -> StateDict {
-    let parameter_name = |name: &str| name.strip_prefix(PREFIX).unwrap_or(name).replace(".default.weight", ".weight");
+    let parameter_name =
+        |name: &str| language_name(name.strip_prefix(PREFIX).unwrap_or(name)).replace(".default.weight", ".weight");
     file.iter().map(|(name, tensor)| (parameter_name(name), tensor.clone())).collect()
+}
+
+/// Returns the name of a layer of the language model in `module` of other programs.
+fn name_in(module: Module, name: &str) -> String {
+    match (module, name.strip_prefix("model.")) {
+        (Module::LanguageModel, Some(rest)) => format!("{}{rest}", NESTED[0]),
+        _ => name.into(),
+    }
+}
+
+/// Prefixes of the language model in a vision-language model: in the present transformers, and in older ones.
+const NESTED: [&str; 2] = ["model.language_model.", "language_model.model."];
+
+/// Returns the name of a layer without the modules that hold a language model in a vision-language model.
+pub fn language_name(name: &str) -> String {
+    match NESTED.iter().find_map(|prefix| name.strip_prefix(prefix)) {
+        Some(rest) => format!("model.{rest}"),
+        None => name.into(),
+    }
+}
+
+/// Renames the layers of adapters that were trained in a vision-language model; see [`language_name`].
+pub fn name_layers(weights: &mut AdapterWeights) {
+    match weights {
+        AdapterWeights::Lora(lora) => {
+            let layers = std::mem::take(&mut lora.layers);
+            lora.layers = layers.into_iter().map(|(name, layer)| (language_name(&name), layer)).collect();
+        }
+        AdapterWeights::Full(state) => {
+            let tensors = std::mem::take(state);
+            *state = tensors.into_iter().map(|(name, tensor)| (language_name(&name), tensor)).collect();
+        }
+    }
 }

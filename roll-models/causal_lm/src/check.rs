@@ -1,6 +1,8 @@
 //! Describes the files of a language model for people, from their headers. Their contents are checked when the model is
 //! opened.
 
+use std::path::Path;
+
 use roll_core::{BuildContext, Error, FileCheck, FilesFound, Kind, Options, Result, parse_options};
 use roll_network::headers::summary;
 use roll_network::hub::Hub;
@@ -31,11 +33,18 @@ fn check(options: &Options, context: &BuildContext) -> Result<FilesFound> {
         return Ok(FilesFound { lines: vec![line], missing: None });
     }
     let mut lines = vec![summary("language model", &source::open_weights(&location)?)];
-    if !location.join("tokenizer.json").exists() {
+    lines.extend(missing_beside(&location)?);
+    Ok(FilesFound { lines, missing: None })
+}
+
+/// A line for each of tokenizer and chat template that `directory` lacks.
+pub fn missing_beside(directory: &Path) -> Result<Vec<String>> {
+    let mut lines = Vec::new();
+    if !directory.join("tokenizer.json").exists() {
         lines.push("tokenizer: none (tokenizer.json is not there)".into());
     }
-    if ChatTemplate::load(&location)?.is_none() {
+    if ChatTemplate::load(directory)?.is_none() {
         lines.push("chat template: none".into());
     }
-    Ok(FilesFound { lines, missing: None })
+    Ok(lines)
 }

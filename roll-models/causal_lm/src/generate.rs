@@ -15,7 +15,7 @@ use super::cache::{Cache, CachedTokens, NextPlaces, Prefix, PromptPlaces};
 use super::network::Network;
 use super::packed::Packed;
 use super::prefixes::Prefixes;
-use super::sampling::{Drawn, draw};
+use super::sampling::{Drawn, draw_without};
 
 /// Greatest number of prompt tokens that one pass reads, unless a single prompt has more. A pass holds its results for
 /// all tokens at once, which would be gigabytes for a rollout of long prompts. The result of a token does not depend on
@@ -223,14 +223,7 @@ impl Generator<'_> {
         let sampling = self.sampling;
         let rows_and_logits = rows.par_iter_mut().zip(all_logits);
         let never_drawn = &self.never_drawn;
-        let draw_word = |(row, logits): (&mut Row, &[f32])| {
-            if never_drawn.is_empty() {
-                return draw(logits, sampling, &mut row.rng);
-            }
-            let mut logits = logits.to_vec();
-            never_drawn.iter().for_each(|id| logits[*id as usize] = f32::NEG_INFINITY);
-            draw(&logits, sampling, &mut row.rng)
-        };
+        let draw_word = |(row, logits): (&mut Row, &[f32])| draw_without(never_drawn, logits, sampling, &mut row.rng);
         rows_and_logits.map(draw_word).collect()
     }
 

@@ -45,15 +45,19 @@ mod states;
 use burn_tensor::{Device, Int, Tensor, TensorData};
 pub use roll_network::tokenizer::Tokenizer;
 
+pub use adapter::Module;
 pub use block::{rotate_halves, split_rows};
 pub use chat::ChatTemplate;
+pub use check::missing_beside;
 pub use config::LmConfig;
 pub use export::Export;
-pub use loading::{CausalLmOptions, open};
+pub use loaded::LoadedModel;
+pub use loading::{CausalLmOptions, open, opened};
 pub use model::{CausalLm, Origin};
 pub use network::Network;
 pub use pictures::PictureTokens;
-pub use source::{locate, open_weights, write_built_in};
+pub use plan::planned;
+pub use source::{BESIDE, add_end_of_tokenizer, locate, open_weights, texts_beside, write_built_in};
 
 roll_core::inventory::submit! {
     roll_core::OptionNotes {

@@ -12,12 +12,15 @@ use super::config::LmConfig;
 
 /// A model in host memory, before it is on a device.
 pub struct LoadedModel {
+    /// Architecture.
     pub config: LmConfig,
     /// Weights under their Hugging Face names, except those in `quantised`.
     pub state: StateDict,
     /// Quantised matrices in the blocks of a GGUF file.
     pub quantised: BTreeMap<String, BlockMatrix>,
+    /// The tokenizer, if there is one beside the weights.
     pub tokenizer: Option<Tokenizer>,
+    /// The chat template, likewise.
     pub template: Option<ChatTemplate>,
     /// Path of the files, for messages.
     pub location: String,

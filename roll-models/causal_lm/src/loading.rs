@@ -1,6 +1,7 @@
 //! The options of the model `causal_lm`, and the construction of the model from them.
 
 use std::path::PathBuf;
+use std::sync::Arc;
 
 use burn_tensor::DType;
 use roll_backends::{Backend, Memory};
@@ -15,10 +16,12 @@ use roll_network::weights::stored_dtype;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
+use super::adapter::name_layers;
 use super::config::LmConfig;
 use super::loaded::{LoadedModel, decode};
-use super::model::CausalLm;
+use super::model::{CausalLm, Origin};
 use super::network::Network;
+use super::pictures::PictureTokens;
 use super::source;
 
 /// Options of the model `causal_lm`.
@@ -154,15 +157,33 @@ const ROWS_AT_ONCE: usize = 256;
 
 /// Opens the model that `options` describe.
 pub fn open(options: &CausalLmOptions, context: &BuildContext) -> Result<CausalLm> {
-    let device = roll_backends::device(&context.backend)?;
     let located = match &options.model_path {
         Some(name) => Some(source::locate(name, context.resolve(name), &Hub::of(context))?),
         None => None,
     };
-    let LoadedModel { config, mut state, mut quantised, tokenizer, template, location } = match &located {
+    let loaded = match &located {
         Some(path) => source::open(path, context.headers_only)?,
         None => source::built_in()?,
     };
+    // `model_path` is a published name if the model was located somewhere else, in the hub's cache.
+    let published = options.model_path.clone().filter(|name| located.as_ref() != Some(&context.resolve(name)));
+    // A checkpoint of all weights is a model of its own, and gets the other files of its origin.
+    let origin = |trains_all: bool| source::origin(located.as_deref(), published, trains_all);
+    opened(options, context, loaded, None, origin)
+}
+
+/// Applies `options` to a model whose files are read. `pictures` are the tokens of pictures, if the network reads them;
+/// `origin` returns the origin of the files, with the contents of those that a checkpoint needs if its argument is true,
+/// because all weights are trained.
+pub fn opened(
+    options: &CausalLmOptions,
+    context: &BuildContext,
+    loaded: LoadedModel,
+    pictures: Option<Arc<dyn PictureTokens>>,
+    origin: impl FnOnce(bool) -> Result<Origin>,
+) -> Result<CausalLm> {
+    let device = roll_backends::device(&context.backend)?;
+    let LoadedModel { config, mut state, mut quantised, tokenizer, template, location } = loaded;
     let mut config = options.checked(config)?;
     config.add_end_ids(options.end_ids(&config, tokenizer.as_ref())?);
     let has_arguments = !options.chat_template_args.is_empty();
@@ -201,10 +222,7 @@ pub fn open(options: &CausalLmOptions, context: &BuildContext) -> Result<CausalL
             quantised.clear();
         }
     }
-    // `model_path` is a published name if the model was located somewhere else, in the hub's cache.
-    let published = options.model_path.clone().filter(|name| located.as_ref() != Some(&context.resolve(name)));
-    // A checkpoint of all weights is a model of its own, and gets the other files of its origin.
-    let mut origin = source::origin(located.as_deref(), published, trains_all)?;
+    let mut origin = origin(trains_all)?;
     if trains_all && !options.end_tokens.is_empty() {
         origin.set_end_ids(&config.end_ids)?;
     }
@@ -213,10 +231,17 @@ pub fn open(options: &CausalLmOptions, context: &BuildContext) -> Result<CausalL
     } else {
         Network::with_quantised(config, &state, quantised, keeps_quantised, dtype, &device).while_doing(reading)?
     };
+    let network = match pictures {
+        Some(pictures) => network.with_pictures(pictures),
+        None => network,
+    };
     let mut network = network.with_memory(options.memory()).with_products(options.compute_dtype.of(dtype, traits)?);
     network.add_trainable(&trainable, &Noise::new(context.seed), &state).in_section("model")?;
     if let (Some(initial), Some(parameters)) = (&initial, network.parameters()) {
-        let values = flat::from_state(parameters.specs(), &initial.parameters);
+        let is_frozen = |name: &&String| origin.frozen.contains_key(*name);
+        let trained = initial.parameters.iter().filter(|(name, _)| !is_frozen(name));
+        let trained = trained.map(|(name, tensor)| (name.clone(), tensor.clone())).collect();
+        let values = flat::from_state(parameters.specs(), &trained);
         let values = values.while_doing(|| "`model.lora_checkpoint`".into())?;
         parameters.write(&values)?;
         network.start_from(values);
@@ -268,7 +293,8 @@ pub(super) fn initial_adapter(
     config: &LmConfig,
 ) -> Result<Option<InitialAdapter>> {
     let Some(sources) = &options.lora_checkpoint else { return Ok(None) };
-    let adapters = sources.open(|path| context.resolve(path)).while_doing(|| "`model.lora_checkpoint`".into())?;
+    let mut adapters = sources.open(|path| context.resolve(path)).while_doing(|| "`model.lora_checkpoint`".into())?;
+    adapters.iter_mut().for_each(|adapter| name_layers(&mut adapter.weights));
     // Adapters of video models may be for the high-noise or the low-noise expert. Such an adapter is refused, unless only
     // its file name suggests it: there, `high` may mean something else.
     if let Some(adapter) = adapters.iter().find(|adapter| adapter.expert.is_some() && !adapter.expert_from_file_name) {

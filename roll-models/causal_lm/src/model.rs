@@ -7,14 +7,15 @@ use std::sync::Arc;
 use roll_backends::Parameters;
 use roll_core::{
     Adapter, DeviceUpdates, Error, Generation, Grad, GradientSink, LanguageModel, Message, Model, ParameterParts,
-    ParameterSpec, Pullback, Result, Sampling, StateDict, Tensor, TokenStats, flat, header,
+    ParameterSpec, Picture, Pullback, Result, Sampling, StateDict, Tensor, TokenStats, flat, header,
 };
 use roll_network::tokenizer::Tokenizer;
 
-use super::adapter;
+use super::adapter::{self, Module};
 use super::chat::ChatTemplate;
 use super::generate::{Endings, generate};
 use super::network::Network;
+use super::pictures::{with_pictures, without_squares};
 use super::prefixes::Prefixes;
 
 /// A causal language model.
@@ -37,6 +38,12 @@ pub struct Origin {
     /// Text files that other programs need beside the weights: configuration, tokenizer, chat template. Checkpoints of
     /// a full training contain them.
     pub files: BTreeMap<String, String>,
+    /// Frozen tensors that checkpoints of a full training contain beside the trained ones, so that each is a model of
+    /// its own.
+    pub frozen: StateDict,
+    /// Module that holds the blocks in the programs that load an adapter: `model` for a language model,
+    /// `model.language_model` for one that reads pictures.
+    pub module: Module,
 }
 
 impl Origin {
@@ -143,13 +150,14 @@ impl Model for CausalLm {
         let mut state = flat::to_state(parameters.specs(), &flat::read(self)?)?;
         if self.is_lora() {
             let base = self.origin.base.as_deref();
-            state = adapter::to_file(state, parameters.specs(), self.network.lora_scale(), base)?;
+            state = adapter::to_file(state, parameters.specs(), self.network.lora_scale(), base, self.origin.module)?;
         } else {
             let files = self.origin.files.iter();
             let files_beside = files.map(|(name, text)| (format!("{}{name}", header::BESIDE), text.clone()));
             // transformers refuses a file whose header names no framework.
             let framework = [("format".to_string(), "pt".to_string())];
             header::put(&mut state, files_beside.chain(framework).collect())?;
+            state.extend(self.origin.frozen.clone());
         }
         Ok(BTreeMap::from([(self.adapter_file().to_string(), state)]))
     }
@@ -162,7 +170,8 @@ impl Model for CausalLm {
             let found = files.keys().cloned().collect::<Vec<_>>().join(", ");
             Error::Unsupported(format!("the adapter has no file `{name}`; it has: {found}"))
         })?;
-        let state = if self.is_lora() { adapter::from_file(file) } else { file.clone() };
+        let mut state = if self.is_lora() { adapter::from_file(file) } else { file.clone() };
+        state.retain(|name, _| !self.origin.frozen.contains_key(name));
         parameters.write(&flat::from_state(parameters.specs(), &state)?)
     }
 }
@@ -213,7 +222,28 @@ impl LanguageModel for CausalLm {
     }
 
     fn detokenize(&self, tokens: &[u32]) -> Result<String> {
-        self.tokenizer()?.decode(tokens)
+        let tokenizer = self.tokenizer()?;
+        match self.network.pictures.as_ref() {
+            Some(pictures) => without_squares(tokens, pictures.delimiters(), |ids| tokenizer.decode(ids)),
+            None => tokenizer.decode(tokens),
+        }
+    }
+
+    fn tokenize_with_pictures(&self, text: &str, pictures: &[Picture]) -> Result<Vec<u32>> {
+        match (self.network.pictures.as_ref(), pictures) {
+            (Some(source), _) => with_pictures(text, pictures, source.as_ref(), |words| self.tokenize(words)),
+            (None, []) => self.tokenize(text),
+            (None, _) => Err(Error::Unsupported(
+                "the model `causal_lm` reads no pictures, and some are shown: expected `qwen_vl` as `model.name`"
+                    .into(),
+            )),
+        }
+    }
+
+    fn forget_pictures(&self) {
+        if let Some(pictures) = &self.network.pictures {
+            pictures.forget();
+        }
     }
 
     fn render_chat(&self, messages: &[Message], continue_as_assistant: bool) -> Result<String> {

@@ -5,6 +5,8 @@ use std::ops::Range;
 
 use roll_core::{Error, Result, Tensor};
 
+use super::pictures::is_picture;
+
 /// Concatenated tokens of several sequences. Linear layers process all of them at once, attention each sequence.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Packed {
@@ -71,7 +73,7 @@ impl Batch {
     }
 
     /// Returns the predictions of the tokens at which `wanted` (`[B, L]`) is not 0. The first token of a sequence is
-    /// not predicted, and neither is padding.
+    /// not predicted, and neither are padding and the squares of pictures.
     pub fn predictions(&self, wanted: &Tensor) -> Result<Predictions> {
         if wanted.shape() != [self.rows, self.columns] {
             let expected = format!("[{}, {}]", self.rows, self.columns);
@@ -84,7 +86,7 @@ impl Batch {
             for token in span.start..span.end.saturating_sub(1) {
                 let target = token + 1;
                 let place = self.places[target];
-                if wanted[place] == 0.0 {
+                if wanted[place] == 0.0 || is_picture(self.packed.ids[target]) {
                     continue;
                 }
                 // In `[B, L - 1]`, a prediction is in the column before its target.

@@ -42,8 +42,27 @@ const LOGITS: usize = 3;
 /// Predicts the memory of each rank of a run with these options. Only the headers of the model's files are read.
 pub fn needs(options: &Options, input: &PlanInput, context: &BuildContext) -> Result<Needs> {
     let options: CausalLmOptions = parse_options(Kind::Model.section(), options)?;
-    check(input)?;
-    let plan = MemoryPlan::new(&options, input, context)?;
+    check(input, "causal_lm")?;
+    needs_of(&options, headers(&options, context)?, input, context)
+}
+
+/// As [`needs`], of the model `name` whose files have these `headers`.
+pub fn planned(
+    name: &str,
+    options: &CausalLmOptions,
+    (config, stored): (LmConfig, DType),
+    input: &PlanInput,
+    context: &BuildContext,
+) -> Result<Needs> {
+    check(input, name)?;
+    needs_of(options, (config, stored, None), input, context)
+}
+
+/// Architecture, dtype of dense weights, and the bytes of each quantised matrix by name.
+type Headers = (LmConfig, DType, Option<BTreeMap<String, usize>>);
+
+fn needs_of(options: &CausalLmOptions, headers: Headers, input: &PlanInput, context: &BuildContext) -> Result<Needs> {
+    let plan = MemoryPlan::new(options, headers, input, context)?;
     let (n, length) = (plan.trained(), input.passes.texts.iter().map(|pass| plan.tokens(pass)).max().unwrap_or(0));
     let weights: usize = plan.config.weights().iter().map(|(_, shape)| shape.iter().product::<usize>()).sum();
     let facts = [("tokens", length), ("parameters", weights), ("trained_parameters", n), ("frozen_bytes", plan.frozen)];
@@ -56,16 +75,16 @@ pub fn needs(options: &Options, input: &PlanInput, context: &BuildContext) -> Re
     })
 }
 
-fn check(input: &PlanInput) -> Result<()> {
+/// Fails on an input that the model `name`, a language model, does not serve.
+fn check(input: &PlanInput, name: &str) -> Result<()> {
     if input.network.is_some() {
         let problem = "it has no networks that are known by name: `model.model_path` is a directory, a GGUF file, or a \
                        published model that was downloaded";
-        return Err(Error::Unsupported(format!("--network and the model `causal_lm`: {problem}")));
+        return Err(Error::Unsupported(format!("--network and the model `{name}`: {problem}")));
     }
     if input.division.token_ranks > 1 {
         let found = input.division.token_ranks;
-        let problem =
-            format!("the model `causal_lm` cannot divide the tokens of a pass among {found} ranks: expected 1");
+        let problem = format!("the model `{name}` cannot divide the tokens of a pass among {found} ranks: expected 1");
         return Err(Error::config("strategy.sequence_parallel_size", problem));
     }
     if input.passes.texts.is_empty() {
@@ -100,8 +119,12 @@ struct MemoryPlan<'a> {
 
 impl<'a> MemoryPlan<'a> {
     /// Makes the same choices as [`super::loading::open`]. A GPU is assumed to support bf16.
-    fn new(options: &'a CausalLmOptions, input: &'a PlanInput, context: &BuildContext) -> Result<Self> {
-        let (config, stored, in_blocks) = headers(options, context)?;
+    fn new(
+        options: &'a CausalLmOptions,
+        (config, stored, in_blocks): Headers,
+        input: &'a PlanInput,
+        context: &BuildContext,
+    ) -> Result<Self> {
         let config = options.checked(config)?;
         // Only a GPU has a memory of its own.
         let gpu = input.memory.is_some();
@@ -401,12 +424,8 @@ fn item(phase: &str, name: &str, bytes: [usize; 2], formula: String) -> MemoryIt
     MemoryItem { phase: (!phase.is_empty()).then(|| phase.into()), ..MemoryItem::new(name, bytes, formula) }
 }
 
-/// Returns the architecture, the dtype of dense weights, and the bytes of each quantised matrix by name, from the
-/// headers alone. Nothing is downloaded.
-fn headers(
-    options: &CausalLmOptions,
-    context: &BuildContext,
-) -> Result<(LmConfig, DType, Option<BTreeMap<String, usize>>)> {
+/// Reads the headers of the files. Nothing is downloaded.
+fn headers(options: &CausalLmOptions, context: &BuildContext) -> Result<Headers> {
     let Some(path) = &options.model_path else {
         let model = source::built_in()?;
         let dtype = model.state.get("model.norm.weight").map_or(DType::F32, stored_dtype);

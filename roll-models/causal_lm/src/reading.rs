@@ -1,16 +1,14 @@
-//! The network that reads pictures: the rows and positions of their tokens in a pass, and answers to one text.
+//! The network that reads pictures: the rows and positions of their tokens in a pass.
 
 use std::sync::Arc;
 
 use burn_tensor::Tensor as Burn;
-use roll_core::{Error, Generation, Result, Sampling};
+use roll_core::Result;
 
-use super::generate::{Endings, generate};
 use super::integers;
 use super::network::Network;
 use super::packed::Packed;
 use super::pictures::{PictureRows, PictureTokens, is_picture};
-use super::prefixes::Prefixes;
 
 impl Network {
     /// Sets the tokens that represent pictures, which a network without them refuses.
@@ -52,24 +50,5 @@ impl Network {
         });
         let sources = integers(sources.collect(), self.device());
         Ok(Some(PictureRows { embeddings: Burn::cat(embeddings, 0), sources }))
-    }
-
-    /// Continues one text, with a cache of keys and values of its own. `ends` and `decode`: see [`Endings`]. Fails if
-    /// the text leaves no room in the context.
-    pub fn answer(
-        &self,
-        prompt: Vec<u32>,
-        sampling: &Sampling,
-        ends: &[u32],
-        decode: &dyn Fn(&[u32]) -> Result<String>,
-    ) -> Result<Generation> {
-        let (tokens, context) = (prompt.len(), self.config().context);
-        if tokens >= context {
-            let problem = format!("the prompt has {tokens} tokens, and the model's context is {context}");
-            return Err(Error::Unsupported(problem));
-        }
-        let endings = Endings { ids: ends, decode };
-        let mut made = generate(self, &[prompt], sampling, &endings, &Prefixes::default(), 1)?;
-        Ok(made.pop().unwrap_or_default())
     }
 }

@@ -55,6 +55,23 @@ pub fn draw(logits: &[f32], sampling: &Sampling, rng: &mut impl RngCore) -> Resu
     Ok(Drawn { id: id as u32, log_prob, raw_log_prob: raw_log_prob_of(id) })
 }
 
+/// As [`draw`], without the tokens `never`, as if top-k had removed them. The log-probability at temperature 1 is over
+/// all tokens, those too.
+pub fn draw_without(never: &[u32], logits: &[f32], sampling: &Sampling, rng: &mut impl RngCore) -> Result<Drawn> {
+    if never.is_empty() {
+        return draw(logits, sampling, rng);
+    }
+    let mut allowed = logits.to_vec();
+    never.iter().for_each(|id| allowed[*id as usize] = f32::NEG_INFINITY);
+    let Drawn { id, log_prob, .. } = draw(&allowed, sampling, rng)?;
+    let nonfinite = || Error::NonFinite { what: "the logits of the next token".into(), value: f64::NAN };
+    let row = Row { logits, max: largest(logits).filter(|max| max.is_finite()).ok_or_else(nonfinite)? };
+    let raw_log_prob = row.log_prob(id as usize, 1.0, row.likelihoods(1.0).total());
+    // Greedy tokens have no distribution of their own.
+    let log_prob = if sampling.temperature == 0.0 { raw_log_prob } else { log_prob };
+    Ok(Drawn { id, log_prob, raw_log_prob })
+}
+
 /// Returns the largest logit, or `None` if `logits` is empty or contains a NaN. Sixteen maxima at a time use the vector
 /// unit.
 fn largest(logits: &[f32]) -> Option<f32> {

@@ -76,8 +76,7 @@ fn open_directory(directory: &Path, headers_only: bool) -> Result<LoadedModel> {
     let tokenizer = tokenizer.exists().then(|| Tokenizer::load(&tokenizer)).transpose()?;
     let template = ChatTemplate::load(directory)?;
     if let Some(tokenizer) = &tokenizer {
-        let end = end_of_tokenizer(directory)?.and_then(|text| tokenizer.id(&text));
-        config.add_end_ids(end.into_iter().filter(|id| (*id as usize) < config.vocab).collect());
+        add_end_of_tokenizer(&mut config, tokenizer, directory)?;
     }
     Ok(LoadedModel {
         config,
@@ -88,6 +87,13 @@ fn open_directory(directory: &Path, headers_only: bool) -> Result<LoadedModel> {
         template,
         location: directory.display().to_string(),
     })
+}
+
+/// Adds the id of the `eos_token` of a directory's `tokenizer_config.json`.
+pub fn add_end_of_tokenizer(config: &mut LmConfig, tokenizer: &Tokenizer, directory: &Path) -> Result<()> {
+    let end = end_of_tokenizer(directory)?.and_then(|text| tokenizer.id(&text));
+    config.add_end_ids(end.into_iter().filter(|id| (*id as usize) < config.vocab).collect());
+    Ok(())
 }
 
 /// Returns the `eos_token` of a directory's `tokenizer_config.json`. Many fine-tunes name the end of a turn only there.
@@ -120,7 +126,7 @@ pub fn open_weights(directory: &Path) -> Result<Checkpoint> {
 }
 
 /// Text files of a model's directory that other programs need next to the weights.
-pub(super) const BESIDE: [&str; 7] = [
+pub const BESIDE: [&str; 7] = [
     "config.json",
     "generation_config.json",
     "tokenizer.json",
@@ -152,12 +158,20 @@ pub fn origin(path: Option<&Path>, published: Option<PathBuf>, with_files: bool)
     }
     let base = published.or_else(|| std::path::absolute(path).ok());
     origin.base = base.map(|base| base.to_string_lossy().into_owned());
-    for name in BESIDE.iter().filter(|name| with_files && path.join(name).exists()) {
-        let file = path.join(name);
-        let text = files::read_text(&file, files::MAX_TEXT).map_err(Error::file("read", &file))?;
-        origin.files.insert((*name).into(), text);
+    if with_files {
+        origin.files = texts_beside(path, &BESIDE)?;
     }
     Ok(origin)
+}
+
+/// The contents of those text files `names` that `directory` has.
+pub fn texts_beside(directory: &Path, names: &[&str]) -> Result<BTreeMap<String, String>> {
+    let existing = names.iter().map(|name| (*name, directory.join(name))).filter(|(_, file)| file.exists());
+    let read = existing.map(|(name, file)| {
+        let text = files::read_text(&file, files::MAX_TEXT).map_err(Error::file("read", &file))?;
+        Ok((name.to_string(), text))
+    });
+    read.collect()
 }
 
 // The files of the built-in model.

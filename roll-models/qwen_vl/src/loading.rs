@@ -18,13 +18,11 @@ use serde::{Deserialize, Serialize};
 use super::checkpoint::Weights;
 use super::config::{Family, QwenVlConfig};
 use super::network::QwenVl;
-use super::pictures::Pictures;
+use super::output_layer::{HEAD, OutputLayer};
 use super::source::locate;
 
 /// The embedding, whose rows are the vocabulary.
 const EMBEDDING: &str = "model.embed_tokens.weight";
-/// The output layer, unless it shares the weight of the embedding.
-const HEAD: &str = "lm_head.weight";
 /// The convolution of the patch embedding, which is used as a matrix.
 const PATCH_EMBEDDING: &str = "visual.patch_embed.proj.weight";
 
@@ -110,7 +108,7 @@ pub(super) struct NetworkFiles {
     /// Dtype of the stored norms, taken as that of the file.
     pub stored: DType,
     /// Directory of the weights.
-    directory: PathBuf,
+    pub directory: PathBuf,
 }
 
 impl NetworkFiles {
@@ -149,6 +147,25 @@ impl NetworkFiles {
         check(&weights, &wanted)?;
         let stored = weights.tensor("model.norm.weight").map(|tensor| stored_dtype(&tensor))?;
         Ok(Self { weights, config, wanted, stored, directory: directory.into() })
+    }
+
+    /// Reads the weights whose names `part` accepts to `location`. With `headers_only`, reads none.
+    pub fn store(
+        &self,
+        part: fn(&str) -> bool,
+        precision: &Precision,
+        location: WeightLocation,
+        device: &Device,
+        headers_only: bool,
+    ) -> Result<Arc<dyn WeightStore>> {
+        let weights = self.wanted.iter().filter(|(name, _)| !headers_only && part(name));
+        let weights = weights.map(|wanted| read(&self.weights, wanted, precision, device));
+        Ok(match location {
+            WeightLocation::Host => Arc::new(HostStore::new(weights, device)?),
+            WeightLocation::Resident => {
+                Arc::new(Resident::from_weights(weights.collect::<Result<HashMap<_, _>>>()?, device))
+            }
+        })
     }
 }
 
@@ -189,26 +206,19 @@ pub fn open(section: &str, options: &QwenVlOptions, context: &BuildContext) -> R
     let directories: Vec<&Path> = adapter.as_deref().into_iter().chain([files.directory.as_path()]).collect();
     let tokenizer = tokenizer(tokenizer_path, &directories)?;
     let others = others(&files.weights, &files.wanted, context.headers_only)?;
-    let store = |part: fn(&str) -> bool| -> Result<Arc<dyn WeightStore>> {
-        let weights = files.wanted.iter().filter(|(name, _)| !context.headers_only && part(name));
-        let weights = weights.map(|wanted| read(&files.weights, wanted, &precision, &device));
-        Ok(match options.weight_store {
-            WeightLocation::Host => Arc::new(HostStore::new(weights, &device)?),
-            WeightLocation::Resident => {
-                Arc::new(Resident::from_weights(weights.collect::<Result<HashMap<_, _>>>()?, &device))
-            }
-        })
-    };
-    let (tower, language) = (store(is_of_tower)?, store(|name| !is_of_tower(name))?);
+    let store = |part| files.store(part, &precision, options.weight_store, &device, context.headers_only);
+    let (tower, language) = (store(is_of_tower)?, store(|name| !is_of_tower(name) && name != HEAD)?);
     let memory = options.memory();
-    let pictures = Arc::new(Pictures::new(files.config.clone(), tower.clone(), precision.products, memory));
-    let language = Network::with_store(files.config.text.clone(), language).with_pictures(pictures.clone());
+    let language = Network::with_store(files.config.text.clone(), language);
+    let has_head = !files.config.text.tied && files.weights.info(HEAD).is_some();
+    let dtype = if precision.dtype == DType::BF16 { roll_core::DType::Bf16 } else { roll_core::DType::F32 };
+    let head = has_head.then_some(OutputLayer { weights: files.weights, dtype });
     Ok(QwenVl {
         tower,
         language: language.with_memory(memory).with_products(precision.products),
-        pictures,
         tokenizer,
         others,
+        head,
         config: files.config,
         products: precision.products,
         memory,
@@ -217,7 +227,7 @@ pub fn open(section: &str, options: &QwenVlOptions, context: &BuildContext) -> R
 }
 
 /// Whether the weight `name` belongs to the vision tower.
-fn is_of_tower(name: &str) -> bool {
+pub(super) fn is_of_tower(name: &str) -> bool {
     name.starts_with("visual.")
 }
 
@@ -228,7 +238,7 @@ pub(super) fn is_block_matrix(name: &str, shape: &[usize]) -> bool {
 
 /// Opens the weights at `path`: a file, or a directory with safetensors or a `model.pth`. The error of a directory
 /// without any names the one that was probably meant.
-fn checkpoint(section: &str, path: &Path) -> Result<Checkpoint> {
+pub(super) fn checkpoint(section: &str, path: &Path) -> Result<Checkpoint> {
     if !path.exists() {
         return Err(Error::bad_file(path, "it does not exist; a published model is named with its organisation"));
     }
@@ -333,7 +343,7 @@ fn others(weights: &Weights, wanted: &[(String, Vec<usize>)], headers_only: bool
 }
 
 /// Loads the tokenizer at `path`, by default the first that is in one of `directories`. Returns `None` if none has one.
-fn tokenizer(path: Option<PathBuf>, directories: &[&Path]) -> Result<Option<Tokenizer>> {
+pub(super) fn tokenizer(path: Option<PathBuf>, directories: &[&Path]) -> Result<Option<Tokenizer>> {
     let names = ["tokenizer.json", "tokenizer/tokenizer.json"];
     let mut beside = directories.iter().flat_map(|directory| names.map(|name| directory.join(name)));
     let found = path.or_else(|| beside.find(|file| file.exists()));

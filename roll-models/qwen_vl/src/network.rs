@@ -7,13 +7,11 @@ use burn_tensor::{DType, Device, IndexingUpdateOp, Int, Tensor as Burn};
 use roll_backends::host::to_host_nd;
 use roll_backends::{ChainRecord, Memory, WeightStore, to_device, to_host};
 use roll_causal_lm::{Network, Tokenizer};
-use roll_core::{
-    Error, Grad, Medium, Positions, Pullback, Result, Sampling, Tensor, VisionLanguageFacts, VisionLanguageModel,
-};
+use roll_core::{Error, Grad, Medium, Positions, Pullback, Result, Tensor, VisionLanguageFacts, VisionLanguageModel};
 
 use super::config::{QwenVlConfig, VisionConfig};
+use super::output_layer::OutputLayer;
 use super::patches::PatchOrder;
-use super::pictures::Pictures;
 use super::positions::{self, Placed};
 use super::{indices, tower};
 
@@ -23,8 +21,8 @@ pub struct QwenVl {
     /// The weights of the vision tower.
     pub(super) tower: Arc<dyn WeightStore>,
     pub(super) language: Network,
-    /// The media of the latest answer, as tokens of `language`.
-    pub(super) pictures: Arc<Pictures>,
+    /// The output layer, if the checkpoint has one of its own.
+    pub(super) head: Option<OutputLayer>,
     pub(super) tokenizer: Option<Tokenizer>,
     /// See [`VisionLanguageModel::other_tensors`].
     pub(super) others: BTreeMap<String, Tensor>,
@@ -65,20 +63,6 @@ impl QwenVl {
         let seen = self.look(&media.iter().collect::<Vec<_>>(), &grids.collect::<Result<Vec<_>>>()?, Grad::Skip)?;
         let rows = seen.order.rows().into_iter().map(|row| row as i64).collect();
         to_host(seen.features.select(0, indices(rows, self.device())))
-    }
-
-    /// Continues `tokens`, which [`VisionLanguageModel::read`] would read with `media` and [`Positions::Multimodal`], by
-    /// at most `sampling.max_new_tokens` tokens. The last one may be one of `ends`. Placeholders are never drawn. Keys
-    /// and values are cached, and the tower reads each medium once. Fails as [`VisionLanguageModel::read`], on invalid
-    /// options, and if the text leaves no room in the context.
-    pub fn answer(&mut self, tokens: &[u32], media: &[Medium], sampling: &Sampling, ends: &[u32]) -> Result<Vec<u32>> {
-        self.pictures.clear();
-        let mut prompt = tokens.to_vec();
-        for (placed, medium) in positions::place(&self.config.facts, tokens, media)?.into_iter().zip(media) {
-            prompt[placed.tokens].copy_from_slice(&self.pictures.add(medium, placed.is_clip)?);
-        }
-        let decode = |ids: &[u32]| self.detokenize(ids);
-        Ok(self.language.answer(prompt, sampling, ends, &decode)?.tokens)
     }
 
     fn look(&self, media: &[&Medium], grids: &[super::patches::Grid], grad: Grad) -> Result<Seen> {
@@ -201,7 +185,10 @@ impl VisionLanguageModel for QwenVl {
     }
 
     fn head_rows(&self, ids: &[u32]) -> Result<Tensor> {
-        self.language.head_rows(ids)
+        match &self.head {
+            Some(head) => head.rows(ids),
+            None => self.language.head_rows(ids),
+        }
     }
 }
 

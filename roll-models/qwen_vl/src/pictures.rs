@@ -6,12 +6,16 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use burn_tensor::{DType, Tensor as Burn};
 use roll_backends::{Memory, WeightStore};
 use roll_causal_lm::PictureTokens;
-use roll_core::{Error, FIRST_PICTURE_ID, Grad, Medium, Positions, Result};
+use roll_core::{Error, FIRST_PICTURE_ID, Grad, Medium, Picture, Positions, Result};
+use roll_media::{PixelLimits, Pixels};
 
 use super::config::QwenVlConfig;
 use super::patches::{Grid, PatchOrder};
 use super::positions::{self, Placed};
 use super::{indices, tower};
+
+/// Pictures with more pixels are reduced, unless a file or an option says otherwise: 1280 squares of 28 x 28 pixels.
+pub const MAX_PIXELS: usize = 1280 * 28 * 28;
 
 /// The media that the language model can read as tokens.
 ///
@@ -22,8 +26,18 @@ pub struct Pictures {
     tower: Arc<dyn WeightStore>,
     products: DType,
     memory: Memory,
-    /// Media by their first two ids. The second id is 0 for a medium of one square.
-    seen: Mutex<HashMap<[u32; 2], Arc<Seen>>>,
+    limits: PixelLimits,
+    seen: Mutex<Table>,
+}
+
+/// The media that the tower has read.
+#[derive(Default)]
+struct Table {
+    /// Number of calls of [`PictureTokens::forget`].
+    generation: u64,
+    /// Media by their first two ids, with the generation in which they were added last. The second id is 0 for a medium
+    /// of one square.
+    media: HashMap<[u32; 2], (u64, Arc<Seen>)>,
 }
 
 /// A medium that the tower has read.
@@ -38,12 +52,18 @@ struct Seen {
 }
 
 impl Pictures {
-    /// Creates an empty table. `tower` holds the weights of the vision tower.
-    pub fn new(config: QwenVlConfig, tower: Arc<dyn WeightStore>, products: DType, memory: Memory) -> Self {
-        Self { config, tower, products, memory, seen: Mutex::default() }
+    /// Creates an empty table. `tower` holds the weights of the vision tower; `limits` bound the pictures of a text.
+    pub fn new(
+        config: QwenVlConfig,
+        tower: Arc<dyn WeightStore>,
+        products: DType,
+        memory: Memory,
+        limits: PixelLimits,
+    ) -> Self {
+        Self { config, tower, products, memory, limits, seen: Mutex::default() }
     }
 
-    fn seen(&self) -> MutexGuard<'_, HashMap<[u32; 2], Arc<Seen>>> {
+    fn seen(&self) -> MutexGuard<'_, Table> {
         self.seen.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -56,14 +76,21 @@ impl Pictures {
         let id = |square: u64| FIRST_PICTURE_ID | (mixed(hash, square) >> 33) as u32;
         let ids: Vec<u32> = (0..squares as u64).map(id).collect();
         let key = [ids[0], ids.get(1).copied().unwrap_or(0)];
-        if let Some(known) = self.seen().get(&key) {
+        let mut table = self.seen();
+        let generation = table.generation;
+        if let Some((added, known)) = table.media.get_mut(&key) {
             return match known.hash == hash && known.ids == ids {
-                true => Ok(ids),
+                true => {
+                    *added = generation;
+                    Ok(ids)
+                }
                 false => Err(Error::Unsupported(
                     "two pictures have the same token ids by chance: leave out one of them".into(),
                 )),
             };
         }
+        // Other threads may read the table while the tower reads the medium.
+        drop(table);
         let vision = &self.config.vision;
         let order = PatchOrder::new(vision, &[grid]);
         let patches = order.patches(vision, &[medium], self.tower.device())?;
@@ -71,13 +98,11 @@ impl Pictures {
         let rows = order.rows().into_iter().map(|row| row as i64).collect();
         let features = features.select(0, indices(rows, self.tower.device()));
         let placed = Placed { tokens: 0..squares, grid, is_clip, seconds_per_step: medium.seconds_per_step };
-        self.seen().insert(key, Arc::new(Seen { ids: ids.clone(), hash, placed, features }));
+        let seen = Arc::new(Seen { ids: ids.clone(), hash, placed, features });
+        let mut table = self.seen();
+        let generation = table.generation;
+        table.media.insert(key, (generation, seen));
         Ok(ids)
-    }
-
-    /// Forgets all media. Tokens of them are unknown afterwards.
-    pub fn clear(&self) {
-        self.seen().clear();
     }
 
     /// The media in `ids`, and the place of the first token of each.
@@ -90,10 +115,11 @@ impl Pictures {
                 continue;
             }
             let second = ids.get(at + 1).copied().unwrap_or(0);
-            let found = table.get(&[ids[at], 0]).or_else(|| table.get(&[ids[at], second]));
-            let found = found.filter(|seen| ids[at..].starts_with(&seen.ids)).ok_or_else(|| {
-                Error::Misuse(format!("the tokens from {at} on are of a picture that the model does not know"))
-            })?;
+            let found = table.media.get(&[ids[at], 0]).or_else(|| table.media.get(&[ids[at], second]));
+            let found =
+                found.map(|(_, seen)| seen).filter(|seen| ids[at..].starts_with(&seen.ids)).ok_or_else(|| {
+                    Error::Misuse(format!("the tokens from {at} on are of a picture that the model does not know"))
+                })?;
             media.push((at, found.clone()));
             at += found.ids.len();
         }
@@ -102,6 +128,23 @@ impl Pictures {
 }
 
 impl PictureTokens for Pictures {
+    fn squares(&self, picture: &Picture) -> Result<Vec<u32>> {
+        let pixels = Pixels::of_picture(picture, self.limits, &self.config.facts)?;
+        let (seconds_per_step, is_clip) = (1.0, false);
+        self.add(&pixels.medium(seconds_per_step)?, is_clip)
+    }
+
+    fn delimiters(&self) -> [u32; 2] {
+        [self.config.facts.vision_start, self.config.facts.vision_end]
+    }
+
+    fn forget(&self) {
+        let mut table = self.seen();
+        let generation = table.generation;
+        table.media.retain(|_, (added, _)| *added == generation);
+        table.generation += 1;
+    }
+
     fn positions(&self, ids: &[u32]) -> Result<Vec<[usize; 3]>> {
         let placed =
             |(at, seen): &(usize, Arc<Seen>)| Placed { tokens: *at..at + seen.ids.len(), ..seen.placed.clone() };

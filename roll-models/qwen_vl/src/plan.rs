@@ -7,10 +7,12 @@ use roll_backends::Memory;
 use roll_backends::weights::HostStore;
 use roll_core::plan::{MemoryItem, Needs, PhaseCost, PlanInput};
 use roll_core::{BuildContext, PlannedReads, Result};
+use roll_media::PixelLimits;
 use roll_network::precision::DeviceTraits;
 
 use super::config::{Family, QwenVlConfig};
-use super::loading::{NetworkFiles, Precision, QwenVlOptions, WeightLocation, is_block_matrix};
+use super::loading::{NetworkFiles, Precision, QwenVlOptions, WeightLocation, is_block_matrix, is_of_tower};
+use super::output_layer::HEAD;
 
 /// Bytes per second from host memory to a GPU.
 const HOST_RATE: f64 = 10e9;
@@ -48,7 +50,9 @@ pub fn needs(
     let files = NetworkFiles::open(section, options, context)?;
     let precision = Precision::of(section, options, files.stored, DeviceTraits::planned(input.memory.is_some()))?;
     let work = Work::of(&files.config, reads)?;
-    let weights = WeightBytes::of(&files.wanted, &precision);
+    // Rows of the output layer come from the file.
+    let in_memory: Vec<_> = files.wanted.iter().filter(|(name, _)| name != HEAD).cloned().collect();
+    let weights = WeightBytes::of(&in_memory, &precision);
     let mut memory = vec![weights.item(options.weight_store)];
     memory.extend(work.memory(&files.config, options.memory(), reads.count[1] > 0));
     let [without, with] = reads.count.map(|count| count as f64);
@@ -83,6 +87,36 @@ pub fn needs(
         time,
         ..Needs::default()
     })
+}
+
+/// Memory of the vision tower of a policy that reads `input`'s texts, in addition to that of the language model. A
+/// picture has at most `limits.max` pixels and fits into a sequence; `context` is `max_length`, if it is set.
+pub fn of_policy(
+    files: &NetworkFiles,
+    precision: &Precision,
+    limits: PixelLimits,
+    context: Option<usize>,
+    input: &PlanInput,
+) -> Vec<MemoryItem> {
+    let (vision, text) = (&files.config.vision, &files.config.text);
+    let tower: Vec<(String, Vec<usize>)> = files.wanted.iter().filter(|(name, _)| is_of_tower(name)).cloned().collect();
+    let weights = WeightBytes::of(&tower, precision).item(WeightLocation::Resident);
+    let mut items = vec![MemoryItem { name: "vision tower".into(), ..weights }];
+    let longest = context.unwrap_or(text.context).min(text.context);
+    let prompts = input.passes.texts.iter().map(|pass| {
+        let tokens = pass.tokens.unwrap_or(longest).min(longest).saturating_sub(pass.generated);
+        // The bounds avoid overflow of the number of bytes.
+        (tokens, pass.rows.min(1 << 24).div_ceil(input.ranks()))
+    });
+    let (tokens, rows) = prompts.max().unwrap_or_default();
+    let patches = (limits.max / (vision.patch * vision.patch)).min(tokens * vision.merge * vision.merge);
+    let read = TOWER_BLOCK.read.map(|words| bytes(patches, words, [vision.width, vision.width, vision.ffn_dim]));
+    let read = read.into_iter().max().unwrap_or(0) + F32_SIZE * patches * vision.patch_values();
+    items.push(MemoryItem::new("a picture in the tower", [read, 0], format!("at most {patches} patches")));
+    let seen = F32_SIZE * rows * tokens * text.dim;
+    let formula = format!("at most {rows} x {tokens} squares x {} x {F32_SIZE} B", text.dim);
+    items.push(MemoryItem::new("pictures that were seen", [seen, 0], formula));
+    items
 }
 
 /// Bytes of the weights in the dtypes of a device.

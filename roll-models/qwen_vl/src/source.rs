@@ -7,8 +7,8 @@ use roll_network::hub::Hub;
 
 /// Patterns of files that a published network of the Hugging Face layout has.
 const NEEDED: &[&str] = &["config.json", "*.safetensors"];
-/// Small files of a published model: tokenizer, configurations, index of shards.
-const SMALL: &[&str] = &["**/*.json"];
+/// Small files of a published model: tokenizer, configurations, chat template, index of shards.
+const SMALL: &[&str] = &["**/*.json", "*.jinja"];
 
 /// A name of a published model: `ORG/NAME`, or `ORG/NAME:FILE` for one file and the small files of its repository.
 struct Published<'a> {

@@ -49,6 +49,10 @@ impl RewardScorer for Brightness {
         false
     }
 
+    fn computes_on_device(&self) -> bool {
+        false
+    }
+
     fn score(&mut self, video: &Video, _: &str, _: &Target, grad: Grad) -> Result<(Score, Option<Pullback>)> {
         let [frames, height, width] = video.dims();
         let plane = height * width;

@@ -9,10 +9,10 @@ use roll_plugin::plan::{Division, Needs, Passes};
 use roll_plugin::{
     Adapter, Algorithm, BuildContext, ClipAlgorithm, ConditionInput, Conditioning, DiffusionModel, Distribution,
     Environment, Error, Evaluated, EvaluationContext, Grad, GradientSink, Headline, HeadlineFormat, Measure, Model,
-    Observation, OnMissing, OptimizerConfig, ParameterParts, ParameterSpec, Planner, Pullback, Result, RewardScorer,
-    Samples, ScheduleFacts, Score, Sigma, SigmaRange, Split, StateDict, StepContext, StepReport, Strategy,
-    StrategyRanks, StrategyReport, Target, Tensor, Timestep, Transition, Video, VideoUnit, WeightPlacement, flat,
-    parse_options, serde_json,
+    Observation, OnMissing, OptimizerConfig, ParameterParts, ParameterSpec, Picture, Planner, Pullback, Result,
+    RewardScorer, Samples, ScheduleFacts, Score, Sigma, SigmaRange, Split, StateDict, StepContext, StepReport,
+    Strategy, StrategyRanks, StrategyReport, Target, Tensor, Timestep, Transition, Video, VideoUnit, WeightPlacement,
+    flat, parse_options, serde_json,
 };
 use roll_testing::{Bigram, Descent, MockDiffusion, Sines};
 
@@ -505,12 +505,13 @@ impl Environment for ToyEnvironment {
     fn reset(&mut self, seed: u64) -> Result<Observation> {
         self.fault.at("reset")?;
         self.left = seed;
-        Ok(Observation { text: format!("{seed} left") })
+        let pixels = Tensor::new((0..12).map(|i| i * seed as u8).collect::<Vec<u8>>(), [1, 4, 3])?;
+        Ok(Observation::with_pictures(format!("{seed} left"), vec![Picture::new(pixels)?]))
     }
     fn step(&mut self, action: &str) -> Result<Transition> {
         self.fault.at("environment_step")?;
         self.left = self.left.saturating_sub(action.chars().count() as u64);
-        let observation = Observation { text: format!("{} left", self.left) };
+        let observation = Observation::text(format!("{} left", self.left));
         let terminated = self.left == 0;
         Ok(Transition { observation, reward: 0.25, terminated, truncated: false, valid: !action.is_empty() })
     }

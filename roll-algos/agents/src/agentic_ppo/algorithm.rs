@@ -1,12 +1,13 @@
 //! The algorithm: roll out episodes, reward them, estimate advantages, update the policy. Also validation, and the
 //! state in checkpoints.
 
+use std::collections::HashSet;
 use std::sync::Arc;
 
 use roll_core::{
     Algorithm, Communicator, Environment, Error, Headline, HeadlineFormat, LanguageModel, Model, Noise,
-    OwnDataAlgorithm, Progress, Result, ResultExt, RewardScorer, Samples, SingleRank, StateDict, StepContext,
-    StepReport, Tensor, Validation, communicator, flat,
+    OwnDataAlgorithm, PICTURE_MARK, Progress, Result, ResultExt, RewardScorer, Samples, SingleRank, StateDict,
+    StepContext, StepReport, Tensor, Validation, communicator, flat,
 };
 use roll_step::ranks::share;
 use roll_step::stopwatch::Stopwatch;
@@ -193,9 +194,13 @@ impl Algorithm for AgenticPpo {
     fn step(&mut self, context: &mut StepContext<'_>) -> Result<StepReport> {
         let refilled = self.learned.refilled.clone();
         let report = update::discard_on_error(context, |context| self.update(context));
-        if report.is_err() {
-            self.learned.refilled = refilled;
-            self.prefetcher.undo(context.step);
+        match &report {
+            // Those of a rollout that is under way stay: it has begun in this step.
+            Ok(_) => language(context.model, NAME)?.forget_pictures(),
+            Err(_) => {
+                self.learned.refilled = refilled;
+                self.prefetcher.undo(context.step);
+            }
         }
         report
     }
@@ -352,6 +357,9 @@ impl AgenticPpo {
             return Ok(report);
         }
 
+        // Episodes of other ranks, of a checkpoint and of a rollout before the latest step have pictures that this
+        // model does not know.
+        show_pictures(language(ctx.model, NAME)?, &episodes)?;
         watch.begin(LOG_PROBS, None)?;
         let LearnedState { controller, critic, .. } = &mut self.learned;
         let prepared = prepare(&self.config, controller, critic, ctx, &episodes, &mut report.metrics)?;
@@ -514,12 +522,24 @@ impl AgenticPpo {
         model: &dyn LanguageModel,
     ) -> Result<Vec<serde_json::Value>> {
         let saved = &episodes[..episodes.len().min(self.config.saved_trajectories)];
-        let mut records: Vec<_> = saved.iter().map(|episode| episode.record(step, kind)).collect();
+        let mut records = saved.iter().map(|episode| episode.record(step, kind)).collect::<Result<Vec<_>>>()?;
         if let Some(i) = saved.iter().position(|episode| !episode.tokens.is_empty()) {
             records[i]["text"] = saved[i].texts(model)?;
         }
         Ok(records)
     }
+}
+
+/// Makes the pictures of `episodes` known to the model, so that it can evaluate their tokens.
+fn show_pictures(model: &dyn LanguageModel, episodes: &[Episode]) -> Result<()> {
+    let mark = String::from(PICTURE_MARK);
+    let mut shown = HashSet::new();
+    for picture in episodes.iter().flat_map(|episode| &episode.pictures) {
+        if shown.insert((picture.size(), picture.pixels().as_bytes())) {
+            model.tokenize_with_pictures(&mark, std::slice::from_ref(picture))?;
+        }
+    }
+    Ok(())
 }
 
 /// The episodes of all ranks, in the order of the ranks.

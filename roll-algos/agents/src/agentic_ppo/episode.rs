@@ -1,16 +1,20 @@
 //! A played episode: its tokens, its turns, its ending, and the record of it for people.
 
-use roll_core::{LanguageModel, Result};
+use roll_core::{LanguageModel, Picture, Result};
 use roll_external::json;
 
 use super::tools::ToolCall;
 use crate::environments::seed_on_the_wire;
+use crate::pictures;
 
 /// One answer of the agent, and its result.
 #[derive(Clone, Debug, Default, PartialEq, serde::Serialize, serde::Deserialize)]
 pub struct Step {
     /// The environment's text that the agent answered.
     pub observation: String,
+    /// Positions in the episode's pictures, one for each mark of `observation`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub pictures: Vec<usize>,
     /// The agent's answer, with the token that ends the turn, if the agent wrote one.
     pub response: String,
     /// The action that the environment found in the answer; empty if it found none or does not report it.
@@ -67,6 +71,9 @@ pub struct Episode {
     pub seed: u64,
     /// All tokens.
     pub tokens: Vec<u32>,
+    /// Different pictures that the tokens show, in the order in which the agent first saw them.
+    #[serde(default, skip_serializing_if = "Vec::is_empty", with = "pictures::list")]
+    pub pictures: Vec<Picture>,
     /// Whether the agent wrote each token.
     pub response: Vec<bool>,
     /// Log-probabilities that generation reported, under the distribution it drew from; 0 for tokens that the agent
@@ -103,17 +110,22 @@ impl Episode {
             let tokens = &self.tokens[start..start + run.len()];
             start += run.len();
             let key = if run[0] { "wrote" } else { "read" };
-            model.detokenize(tokens).map(|text| serde_json::json!({ (key): text }))
+            model.detokenize(tokens).map(|text| serde_json::json!({ (key): pictures::described(&text, &[]) }))
         });
         pieces.collect()
     }
 
     /// Returns the episode as a JSON object for people to read. `kind` says what the episode was played for.
-    pub fn record(&self, step: u64, kind: &str) -> serde_json::Value {
+    pub fn record(&self, step: u64, kind: &str) -> Result<serde_json::Value> {
         let turns = self.steps.iter().map(|s| {
+            let shown: Vec<&Picture> = s.pictures.iter().map(|position| &self.pictures[*position]).collect();
+            let observation = pictures::described(&s.observation, &shown);
             let mut turn = serde_json::json!({
-                "observation": s.observation, "response": s.response, "reward": s.reward, "valid": s.valid,
+                "observation": observation, "response": s.response, "reward": s.reward, "valid": s.valid,
             });
+            if !shown.is_empty() {
+                turn["pictures"] = shown.into_iter().map(pictures::to_data_url).collect::<Result<Vec<_>>>()?.into();
+            }
             if s.truncated {
                 turn["truncated"] = true.into();
             }
@@ -123,8 +135,9 @@ impl Episode {
             if !s.calls.is_empty() {
                 turn["calls"] = json::with_texts(serde_json::json!(s.calls));
             }
-            turn
+            Ok(turn)
         });
+        let turns = turns.collect::<Result<Vec<_>>>()?;
         let mut record = serde_json::json!({
             "step": step,
             "kind": kind,
@@ -137,11 +150,11 @@ impl Episode {
             "solved": self.solved,
             "ending": self.ending,
             "tokens": self.tokens.len(),
-            "turns": turns.collect::<Vec<_>>(),
+            "turns": turns,
         });
         if !self.tag.is_empty() {
             record["tag"] = self.tag.as_str().into();
         }
-        record
+        Ok(record)
     }
 }

@@ -32,6 +32,8 @@ mod test_support;
 mod tests;
 #[cfg(test)]
 mod tests_of_answers;
+#[cfg(test)]
+mod tests_of_pictures;
 pub mod tools;
 mod updates;
 

@@ -12,7 +12,7 @@ use super::advantages::{Advantages, estimate};
 use super::batch::{Batch, ConversationBatch, TextSample, by_episodes, padded_width, text_samples};
 use super::config::{AgenticPpoConfig, Estimator};
 use super::critic::{Critic, ValueEstimates, explained_variance};
-use super::episode::Episode;
+use super::episode::{Episode, Step};
 use super::grid::{Grid, Mask};
 use super::kl::KlController;
 use super::report::insert_spread;
@@ -145,10 +145,15 @@ fn rewards_of_tokens(
         let returns = rewards::step_returns(&turn_rewards, &trajectories, &turns, config.step_reward_gamma);
         match config.adv_estimator {
             Estimator::Gigpo => {
-                // Turns of a group with the same observation are in the same state.
+                // Turns of a group with the same observation, pictures included, are in the same state.
                 let state = |s: &TextSample| {
                     let episode = &episodes[s.episode];
-                    (episode.group, episode.steps[s.turn].observation.as_str())
+                    let Step { observation, pictures, .. } = &episode.steps[s.turn];
+                    let pixels = |position: &usize| {
+                        let picture = &episode.pictures[*position];
+                        (picture.size(), picture.pixels().as_bytes())
+                    };
+                    (episode.group, observation.as_str(), pictures.iter().map(pixels).collect::<Vec<_>>())
                 };
                 let states: Vec<_> = samples.iter().map(state).collect();
                 let weights = [config.episode_reward_weight, config.step_reward_weight];

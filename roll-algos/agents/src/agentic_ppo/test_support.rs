@@ -18,14 +18,14 @@ pub(super) struct Likes {
 impl Environment for Likes {
     fn reset(&mut self, _seed: u64) -> Result<Observation> {
         match self.works {
-            true => Ok(Observation { text: "o".into() }),
+            true => Ok(Observation::text("o")),
             false => Err(Error::Unsupported("gone".into())),
         }
     }
 
     fn step(&mut self, action: &str) -> Result<Transition> {
         let x = action.starts_with('x');
-        let observation = Observation { text: "o".into() };
+        let observation = Observation::text("o");
         Ok(Transition { observation, reward: f64::from(u8::from(x)), terminated: true, truncated: false, valid: x })
     }
 }
@@ -89,6 +89,7 @@ pub(super) fn episode(group: usize, reward: f64) -> Episode {
         tag: String::new(),
         seed: 0,
         tokens: vec![1],
+        pictures: Vec::new(),
         response: vec![true],
         log_probs: vec![0.0],
         raw_log_probs: vec![0.0],

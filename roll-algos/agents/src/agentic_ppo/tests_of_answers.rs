@@ -35,12 +35,12 @@ impl Environment for Rows {
         if self.split == Split::Train {
             self.asked.lock().unwrap().push(self.number);
         }
-        Ok(Observation { text: "o".into() })
+        Ok(Observation::text("o"))
     }
 
     fn step(&mut self, action: &str) -> Result<Transition> {
         let right = action.starts_with('x') || (self.number % 2 == 1 && self.split == Split::Train);
-        let observation = Observation { text: String::new() };
+        let observation = Observation::default();
         Ok(Transition {
             observation,
             reward: f64::from(u8::from(right)),

@@ -293,7 +293,7 @@ fn tokens(pieces: Pieces, train_on: TrainOn, model: &dyn LanguageModel) -> Resul
     let mut tokens = Tokens { ids: Vec::new(), train: Vec::new() };
     let mut before = String::new();
     for (text, train) in pieces {
-        let ids = tokenize_after(model, &before, &text)?;
+        let ids = tokenize_after(model, &before, &text, &[])?;
         // An answer is trained on up to the token that ends it, because no model generates the text that the template
         // writes after that token.
         let end = ids.iter().rposition(|id| train_on == TrainOn::Responses && ends.contains(id));

@@ -160,7 +160,7 @@ impl Environment for FrozenLake {
     fn reset(&mut self, seed: u64) -> Result<Observation> {
         (self.tiles, self.player) = self.draw(self.options.map_seed.unwrap_or(seed))?;
         self.rng = Noise::new(seed).generator(Purpose::Environments, 1, 0);
-        Ok(Observation { text: self.render() })
+        Ok(Observation::text(self.render()))
     }
 
     fn step(&mut self, action: &str) -> Result<Transition> {
@@ -170,7 +170,7 @@ impl Environment for FrozenLake {
         let names: Vec<(&str, usize)> = MOVES.iter().enumerate().map(|(i, (name, _))| (*name, i)).collect();
         let Some(intended) = self.pattern.find(action, &names) else {
             return Ok(Transition {
-                observation: Observation { text: self.render() },
+                observation: Observation::text(self.render()),
                 reward: self.options.format_penalty,
                 terminated: false,
                 truncated: false,
@@ -182,7 +182,7 @@ impl Environment for FrozenLake {
         let (_, step) = MOVES[(intended + MOVES.len() + slip - 1) % MOVES.len()];
         self.player = self.moved(self.player, step);
         Ok(Transition {
-            observation: Observation { text: self.render() },
+            observation: Observation::text(self.render()),
             reward: f64::from(u8::from(self.tile() == Tile::Goal)),
             terminated: self.tile() != Tile::Ice,
             truncated: false,

@@ -8,6 +8,8 @@ use std::time::Duration;
 use roll_core::{Environment, Error, Observation, Split, Transition};
 use serde_json::{Value, json};
 
+use crate::pictures::{self, SentPictures};
+
 /// Bits of a seed that reach a process or a service. NumPy, gymnasium and C take no more, and programs that read
 /// numbers as doubles would round longer seeds.
 const SEED_BITS: u32 = 31;
@@ -116,6 +118,8 @@ pub fn close() -> Value {
 pub struct Answer {
     error: Option<String>,
     observation: Option<String>,
+    #[serde(default)]
+    pictures: Vec<String>,
     instructions: Option<String>,
     reward: Option<f64>,
     terminated: Option<bool>,
@@ -149,6 +153,16 @@ impl Answer {
         }
     }
 
+    /// The observation; `request` is the one that this answers.
+    fn observation(&mut self, request: &str) -> Result<Observation, String> {
+        let text = self.observation.take().ok_or_else(|| format!("its answer to `{request}` has no `observation`"))?;
+        let mut pictures = SentPictures::default();
+        for encoded in &self.pictures {
+            pictures.push(pictures::from_base64(encoded)).map_err(|problem| format!("`pictures`: {problem}"))?;
+        }
+        Observation::with_pictures(text, pictures.into_vec()).marked().map_err(|e| e.chain())
+    }
+
     /// A sentence on the keys that are not read, if there are any.
     fn note_on_unknown_keys(&self) -> Option<String> {
         if self.unknown.is_empty() {
@@ -157,7 +171,7 @@ impl Answer {
         let unknown: Vec<String> = self.unknown.keys().map(|key| format!("`{}`", key.escape_debug())).collect();
         Some(format!(
             "answers of the environment have keys without effect: {}; keys with one are `error`, `observation`, \
-             `instructions`, `reward`, `terminated`, `truncated`, `valid`, `solved`, `action` and `closes`",
+             `pictures`, `instructions`, `reward`, `terminated`, `truncated`, `valid`, `solved`, `action` and `closes`",
             unknown.join(", ")
         ))
     }
@@ -187,19 +201,19 @@ pub struct Transcript {
 
 impl Transcript {
     /// Reads an answer to `reset`.
-    pub fn read_reset(&mut self, answer: Answer) -> Result<Observation, String> {
-        let text = answer.observation.ok_or("its answer to `reset` has no `observation`")?;
+    pub fn read_reset(&mut self, mut answer: Answer) -> Result<Observation, String> {
+        let observation = answer.observation("reset")?;
         self.instructions = answer.instructions.unwrap_or_default();
         (self.solved, self.action, self.closes) = (answer.solved, String::new(), answer.closes);
-        Ok(Observation { text })
+        Ok(observation)
     }
 
     /// Reads an answer to `step`.
-    pub fn read_step(&mut self, answer: Answer) -> Result<Transition, String> {
+    pub fn read_step(&mut self, mut answer: Answer) -> Result<Transition, String> {
         let missing = |key: &str| format!("its answer to `step` has no `{key}`");
-        (self.solved, self.action) = (answer.solved, answer.action.unwrap_or_default());
+        (self.solved, self.action) = (answer.solved, answer.action.take().unwrap_or_default());
         Ok(Transition {
-            observation: Observation { text: answer.observation.ok_or_else(|| missing("observation"))? },
+            observation: answer.observation("step")?,
             reward: answer.reward.ok_or_else(|| missing("reward"))?,
             terminated: answer.terminated.ok_or_else(|| missing("terminated"))?,
             truncated: answer.truncated,
@@ -220,6 +234,8 @@ pub fn shortened(line: &[u8]) -> String {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use roll_core::{Picture, Tensor};
+
     use super::*;
 
     #[test]
@@ -254,5 +270,25 @@ mod tests {
         assert_eq!(transcript.action, "Left");
         transcript.read_reset(Answer::parse(r#"{"observation": "a"}"#).unwrap()).unwrap();
         assert_eq!(transcript.action, "");
+    }
+
+    #[test]
+    fn pictures_have_their_places_in_the_text_or_a_clear_error() {
+        let png = pictures::to_base64(&Picture::new(Tensor::new(vec![9u8; 12], [2, 2, 3]).unwrap()).unwrap()).unwrap();
+        let reset = |answer: Value| Transcript::default().read_reset(Answer::parse(&answer.to_string()).unwrap());
+        let seen = reset(json!({"observation": "where?", "pictures": [png]})).unwrap();
+        assert_eq!((seen.text.as_str(), seen.pictures[0].size()), ("\u{fffc}\nwhere?", [2, 2]));
+        assert_eq!(reset(json!({"observation": "a \u{fffc} b", "pictures": [png]})).unwrap().text, "a \u{fffc} b");
+        assert_eq!(reset(json!({"observation": "a \u{fffc} b"})).unwrap().text, "a \u{fffd} b");
+        for (answer, problem) in [
+            (json!({"observation": "a", "pictures": [png, "?"]}), "`pictures`: picture 1 (from 0): not base64"),
+            (json!({"observation": "a", "pictures": ["YWJj"]}), "picture 0 (from 0): not a PNG"),
+            (json!({"observation": "a", "pictures": vec![png.as_str(); 65]}), "picture 64 (from 0): at most 64"),
+            (json!({"observation": "\u{fffc}\u{fffc}", "pictures": [png]}), "1 pictures and marks for 2"),
+            (json!({"pictures": [png]}), "no `observation`"),
+        ] {
+            let found = reset(answer).unwrap_err();
+            assert!(found.contains(problem), "{found}");
+        }
     }
 }

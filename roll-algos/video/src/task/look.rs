@@ -144,6 +144,15 @@ pub(super) fn score(
     if reward.compares() {
         return;
     }
+    let metadata = dataset.metadata();
+    let rows = metadata.rows.iter().filter(|row| row.is_first_window() && row.no_prompt.is_none()).take(MAX_ROWS);
+    let faults = rows.filter_map(|row| {
+        reward.check_prompt(&row.prompt).err().map(|error| format!("{}: {}", metadata.location(row), error.chain()))
+    });
+    let faults: Vec<String> = faults.collect();
+    if !faults.is_empty() {
+        return found.problem(first_faults(&faults));
+    }
     if let Some(reason) = reward.unscorable() {
         return found.note(format!("`{}` scores nothing here: {reason}", reward.name()));
     }

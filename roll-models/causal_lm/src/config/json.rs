@@ -220,15 +220,21 @@ impl LmConfig {
     pub fn read(file: &Path) -> Result<Self> {
         let bytes = files::read_filled(file, files::MAX_TEXT).map_err(Error::file("read", file))?;
         let mut config = Self::parse(&bytes).map_err(|problem| Error::bad_file(file, problem))?;
+        config.read_generation(file)?;
+        Ok(config)
+    }
+
+    /// Adds the ids that end a turn by the `generation_config.json` next to `file`, if it exists.
+    pub fn read_generation(&mut self, file: &Path) -> Result<()> {
         let generation = file.with_file_name("generation_config.json");
         if let Ok(bytes) = files::read_text_bytes(&generation, files::MAX_TEXT) {
             let parsed: GenerationFile =
                 serde_json::from_slice(&bytes).map_err(|e| Error::bad_file(&generation, e.to_string()))?;
             if let Some(ids) = parsed.eos_token_id {
-                config.add_end_ids(ids.into());
+                self.add_end_ids(ids.into());
             }
         }
-        Ok(config)
+        Ok(())
     }
 
     /// Adds ids of tokens that end a turn.

@@ -1,35 +1,43 @@
 //! Media as tokens of the language model: the cache of keys and values, statistics of tokens, gradients of LoRAs.
 
-use roll_causal_lm::CausalLm;
+use std::sync::Arc;
+
+use roll_backends::Memory;
+use roll_causal_lm::{CausalLm, PictureTokens};
 use roll_core::{
     Adapter, Grad, LanguageModel, Medium, Model, Noise, Positions, Sampling, StateDict, Tensor, VisionLanguageModel,
 };
+use roll_media::PixelLimits;
 use roll_network::trainable::Trainable;
 use roll_network::weights::Checkpoint;
 
 use super::fixture::{Fixture, Text};
 use crate::QwenVl;
+use crate::pictures::{MAX_PIXELS, Pictures};
 use crate::positions::place;
 
-/// The language model of `fixture` with a LoRA, and the network that it reads pictures with.
-fn policy(fixture: &Fixture) -> (CausalLm, QwenVl) {
+/// The language model of `fixture` with a LoRA, the network that reads the same pictures, and their table.
+fn policy(fixture: &Fixture) -> (CausalLm, QwenVl, Arc<Pictures>) {
     let network = fixture.open("flex", "f32");
+    let limits = PixelLimits::of_processor(MAX_PIXELS);
+    let (config, tower) = (network.config().clone(), network.tower.clone());
+    let pictures = Arc::new(Pictures::new(config, tower, burn_tensor::DType::F32, Memory::Recompute, limits));
     let all = Checkpoint::open(fixture.directory.join("model.safetensors")).unwrap().all().unwrap();
     let state: StateDict = all.into_iter().filter(|(name, _)| !name.starts_with("visual.")).collect();
     let config = network.config().text.clone();
     let device = roll_backends::device("flex").unwrap();
     let language = roll_causal_lm::Network::new(config, &state, burn_tensor::DType::F32, &device).unwrap();
-    let mut language = language.with_pictures(network.pictures.clone());
+    let mut language = language.with_pictures(pictures.clone());
     let lora = Trainable::Lora { rank: 2, alpha: 2.0, targets: vec!["q_proj".into(), "down_proj".into()] };
     language.add_trainable(&lora, &Noise::new(1), &state).unwrap();
-    (CausalLm::new(language, None, None).unwrap(), network)
+    (CausalLm::new(language, None, None).unwrap(), network, pictures)
 }
 
 /// The tokens of a text, with those of its media in the places of placeholders.
-fn with_media(network: &QwenVl, tokens: &[u32], media: &[Medium]) -> Vec<u32> {
+fn with_media(pictures: &Pictures, network: &QwenVl, tokens: &[u32], media: &[Medium]) -> Vec<u32> {
     let mut ids = tokens.to_vec();
     for (placed, medium) in place(network.facts(), tokens, media).unwrap().into_iter().zip(media) {
-        ids[placed.tokens].copy_from_slice(&network.pictures.add(medium, placed.is_clip).unwrap());
+        ids[placed.tokens].copy_from_slice(&pictures.add(medium, placed.is_clip).unwrap());
     }
     ids
 }
@@ -47,10 +55,10 @@ fn texts(fixture: &Fixture, network: &QwenVl) -> Vec<Text> {
 #[test]
 fn two_pictures_never_share_keys_and_values() {
     for fixture in Fixture::all() {
-        let (mut policy, network) = policy(&fixture);
+        let (mut policy, network, pictures) = policy(&fixture);
         let text = fixture.texts("image", &network).remove(0);
         let other: Vec<Medium> = text.media.iter().map(negative).collect();
-        let mut prompts = [&text.media, &other].map(|media| with_media(&network, &text.tokens, media));
+        let mut prompts = [&text.media, &other].map(|media| with_media(&pictures, &network, &text.tokens, media));
         let sampling = |seed| Sampling { temperature: 1.0, seed, ..Sampling::greedy(4) };
         let first = policy.generate(&prompts[..1], &sampling(1)).unwrap();
         // The second turn of the first picture, whose prefix is known, and of the other, whose prefix is not.
@@ -58,8 +66,7 @@ fn two_pictures_never_share_keys_and_values() {
         let continued = policy.generate(&prompts, &sampling(2)).unwrap();
         let anew = self::policy(&fixture).0;
         let mut anew =
-            CausalLm::new(anew.network().snapshot().unwrap().with_pictures(network.pictures.clone()), None, None)
-                .unwrap();
+            CausalLm::new(anew.network().snapshot().unwrap().with_pictures(pictures.clone()), None, None).unwrap();
         for (continued, anew) in continued.iter().zip(anew.generate(&prompts, &sampling(2)).unwrap()) {
             assert_eq!(continued.tokens, anew.tokens);
             for (a, b) in continued.log_probs.iter().zip(&anew.log_probs) {
@@ -73,12 +80,13 @@ fn two_pictures_never_share_keys_and_values() {
 #[test]
 fn answers_with_a_cache_are_those_of_reading_the_text_again_for_each_token() {
     for fixture in Fixture::all() {
-        let mut model = fixture.open("flex", "f32");
+        let (mut policy, mut model, pictures) = policy(&fixture);
         let vocabulary: Vec<u32> = (0..model.facts().vocabulary as u32).collect();
         let head = model.head_rows(&vocabulary).unwrap();
         let placeholders = [model.facts().image_token, model.facts().video_token];
         for text in texts(&fixture, &model) {
-            let answer = model.answer(&text.tokens, &text.media, &Sampling::greedy(6), &[]).unwrap();
+            let prompt = with_media(&pictures, &model, &text.tokens, &text.media);
+            let answer = policy.generate(&[prompt], &Sampling::greedy(6)).unwrap().remove(0).tokens;
             assert_eq!(answer.len(), 6);
             let mut read = text.tokens.clone();
             for drawn in answer {
@@ -101,14 +109,14 @@ fn answers_with_a_cache_are_those_of_reading_the_text_again_for_each_token() {
 #[test]
 fn log_probabilities_of_a_batch_are_those_of_the_reference() {
     for fixture in Fixture::all() {
-        let (mut policy, network) = policy(&fixture);
+        let (mut policy, network, pictures) = policy(&fixture);
         for case in fixture.cases() {
             let texts = fixture.texts(&case, &network);
             let width = texts.iter().map(|text| text.tokens.len()).max().unwrap();
             let (mut ids, mut mask, mut wanted) = (Vec::new(), Vec::new(), Vec::new());
             for text in &texts {
                 let padding = width - text.tokens.len();
-                let row = with_media(&network, &text.tokens, &text.media);
+                let row = with_media(&pictures, &network, &text.tokens, &text.media);
                 ids.extend(std::iter::repeat_n(0, padding).chain(row.into_iter().map(i64::from)));
                 mask.extend((0..width).map(|column| u8::from(column >= padding)));
                 let answer = fixture.inputs[&format!("{case}.answer")].as_slice::<i64>().unwrap()[text.row] as usize;
@@ -133,9 +141,9 @@ fn log_probabilities_of_a_batch_are_those_of_the_reference() {
 #[test]
 fn gradients_of_a_lora_with_pictures_match_differences() {
     for fixture in Fixture::all() {
-        let (mut policy, network) = policy(&fixture);
+        let (mut policy, network, pictures) = policy(&fixture);
         let text = fixture.texts("image", &network).remove(0);
-        let row = with_media(&network, &text.tokens, &text.media);
+        let row = with_media(&pictures, &network, &text.tokens, &text.media);
         let shape = [1, row.len()];
         let ids = Tensor::new(row.iter().map(|id| i64::from(*id)).collect::<Vec<_>>(), shape).unwrap();
         let mask = Tensor::new(vec![1u8; row.len()], shape).unwrap();
@@ -166,13 +174,14 @@ fn gradients_of_a_lora_with_pictures_match_differences() {
 #[test]
 fn unknown_and_incomplete_pictures_are_refused() {
     let fixture = Fixture::named("qwen2vl_tiny");
-    let (mut policy, network) = policy(&fixture);
+    let (mut policy, network, pictures) = policy(&fixture);
     let text = fixture.texts("image", &network).remove(0);
-    let row = with_media(&network, &text.tokens, &text.media);
+    let row = with_media(&pictures, &network, &text.tokens, &text.media);
     let first = row.iter().position(|id| *id >= roll_core::FIRST_PICTURE_ID).unwrap();
     let mut refused =
         |prompt: &[u32]| policy.generate(&[prompt.to_vec()], &Sampling::greedy(1)).unwrap_err().to_string();
     assert!(refused(&row[..first + 1]).contains("does not know"));
-    network.pictures.clear();
+    pictures.forget();
+    pictures.forget();
     assert!(refused(&row).contains("does not know"));
 }

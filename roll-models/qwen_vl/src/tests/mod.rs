@@ -6,4 +6,5 @@ mod fixture;
 mod loading;
 mod parity;
 mod plan;
+mod policy;
 mod reading;

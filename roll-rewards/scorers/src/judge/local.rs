@@ -16,8 +16,8 @@ use roll_core::{
 use super::{AnswerKind, AnswerScore, JudgeConfig, fill_in, introduction, read_questions};
 use crate::picture::Frames;
 use crate::vision_language::{
-    DEFAULT_SYSTEM, Opened, Pixels, Placeholder, chat_tokens, mean_pullback, network_needs, planned_medium,
-    planned_prompt, processor_limits, refuse_reserved,
+    DEFAULT_SYSTEM, Opened, PixelLimits, Pixels, Placeholder, chat_tokens, mean_pullback, network_needs,
+    planned_medium, planned_prompt, refuse_reserved,
 };
 
 /// Key of the network.
@@ -126,7 +126,7 @@ impl LocalJudge {
         let reward = Self::load(config, context)?;
         let facts = reward.network.facts();
         let frames = Frames::Uniform(reward.config.frames.min(input.frames)).of(input.frames);
-        let medium = planned_medium(input, 1, processor_limits(reward.config.max_pixels), facts)?;
+        let medium = planned_medium(input, 1, PixelLimits::of_processor(reward.config.max_pixels), facts)?;
         let counts = vec![facts.tokens_of(&medium)?; frames.len()];
         let longest = reward.questions.iter().map(String::as_str).max_by_key(|question| question.len());
         let question = longest.unwrap_or_default().to_string() + &planned_prompt();
@@ -217,7 +217,7 @@ impl RewardScorer for LocalJudge {
         }
         let words = &self.words;
         let facts = self.network.facts().clone();
-        let limits = processor_limits(self.config.max_pixels);
+        let limits = PixelLimits::of_processor(self.config.max_pixels);
         let frames = Frames::Uniform(self.config.frames.min(total)).of(total);
         let pictures = frames.into_iter().map(|frame| Pixels::new(video, vec![frame], limits, &facts));
         let pictures = pictures.collect::<Result<Vec<Pixels>>>()?;
@@ -245,6 +245,10 @@ impl RewardScorer for LocalJudge {
         }
         let pullback = mean_pullback(pictures, d_pixels, share, video, grad);
         Ok((Score::Value { value, details }, pullback))
+    }
+
+    fn check_prompt(&self, prompt: &str) -> Result<()> {
+        refuse_reserved(self.network.as_ref(), prompt, &[])
     }
 
     fn on_missing(&self) -> OnMissing {

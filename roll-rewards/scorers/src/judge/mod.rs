@@ -316,6 +316,10 @@ impl RewardScorer for Judge {
         false
     }
 
+    fn computes_on_device(&self) -> bool {
+        false
+    }
+
     fn score(&mut self, video: &Video, prompt: &str, target: &Target, _: Grad) -> Result<(Score, Option<Pullback>)> {
         if video.frames().is_empty() {
             return Ok((Score::Missing { reason: "the video has no pixels".into() }, None));

@@ -5,10 +5,9 @@ mod frame_scorer;
 mod frames;
 mod input;
 pub mod luma;
-mod resize;
 
 pub(crate) use frame_scorer::check_rows;
 pub use frame_scorer::{FrameScorer, RowNetwork, RowScore, RowsPull};
 pub use frames::{Frames, OverFrames, check_on_missing};
 pub use input::{ChannelOrder, Fit, Input, Layout, Preprocess, Size};
-pub use resize::{Filter, Resize};
+pub use roll_media::{Filter, Resize};

@@ -118,6 +118,10 @@ impl<A: Amount> RewardScorer for AmountReward<A> {
         Measure::new(A::NAME)
     }
 
+    fn computes_on_device(&self) -> bool {
+        false
+    }
+
     fn differentiable(&self) -> bool {
         true
     }

@@ -119,6 +119,10 @@ impl RewardScorer for FirstFrame {
         }
     }
 
+    fn computes_on_device(&self) -> bool {
+        false
+    }
+
     fn score(&mut self, video: &Video, prompt: &str, target: &Target, grad: Grad) -> Result<(Score, Option<Pullback>)> {
         if let Some(network) = &mut self.network {
             return network.score(video, prompt, target, grad);

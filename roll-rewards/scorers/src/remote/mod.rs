@@ -191,6 +191,10 @@ impl<T: Transport> RewardScorer for RemoteReward<T> {
         &self.name
     }
 
+    fn computes_on_device(&self) -> bool {
+        false
+    }
+
     fn differentiable(&self) -> bool {
         self.is_differentiable
     }

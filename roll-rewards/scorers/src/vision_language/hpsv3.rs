@@ -223,7 +223,7 @@ impl Hpsv3 {
     /// The chat about a picture of `media_tokens`, up to the reward token.
     pub(super) fn text(&self, media_tokens: usize, prompt: &str) -> Result<Vec<u32>> {
         let network = self.network.as_ref();
-        refuse_reserved(network, prompt, &[self.token])?;
+        self.check_prompt(prompt)?;
         let question = self.question.with(prompt);
         let mut tokens = chat_tokens(network, &self.config.system, Placeholder::Image, &[media_tokens], &question)?;
         let place = tokens.iter().position(|token| *token == self.token);
@@ -276,6 +276,10 @@ impl RewardScorer for Hpsv3 {
         let pullback = mean_pullback(pictures, d_pixels, share, video, grad);
         let details = [("mu".to_string(), value), ("log_sigma".to_string(), log_sigma)].into();
         Ok((Score::Value { value, details }, pullback))
+    }
+
+    fn check_prompt(&self, prompt: &str) -> Result<()> {
+        refuse_reserved(self.network.as_ref(), prompt, &[self.token])
     }
 
     fn on_missing(&self) -> OnMissing {

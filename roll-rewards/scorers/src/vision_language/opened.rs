@@ -27,6 +27,7 @@ impl Opened {
         if !context.headers_only {
             return Ok(Self::new(load()?));
         }
+        let mut opened: Option<Box<dyn RewardScorer>> = None;
         let missing = (VisionLanguageRegistration::of(component)?.missing)(&component.options, context)?;
         let reason = match missing {
             Some(models) => {
@@ -34,11 +35,11 @@ impl Opened {
                 format!("a run would download {models} first")
             }
             None => {
-                load()?;
+                opened = Some(Box::new(load()?));
                 "a check reads no weights of its network, whose headers fit".into()
             }
         };
-        Ok(Self::new(Unscored { name, measure: Measure::new(label), on_missing, reason }))
+        Ok(Self::new(Unscored { name, measure: Measure::new(label), on_missing, reason, opened }))
     }
 }
 
@@ -67,6 +68,14 @@ impl RewardScorer for Opened {
         self.0.is_elsewhere()
     }
 
+    fn check_prompt(&self, prompt: &str) -> Result<()> {
+        self.0.check_prompt(prompt)
+    }
+
+    fn computes_on_device(&self) -> bool {
+        self.0.computes_on_device()
+    }
+
     fn unscorable(&self) -> Option<String> {
         self.0.unscorable()
     }
@@ -83,6 +92,8 @@ struct Unscored {
     on_missing: OnMissing,
     /// See [`RewardScorer::unscorable`].
     reason: String,
+    /// The reward with a network without weights, which reads prompts as a run does, if its files are on this machine.
+    opened: Option<Box<dyn RewardScorer>>,
 }
 
 impl RewardScorer for Unscored {
@@ -104,6 +115,10 @@ impl RewardScorer for Unscored {
 
     fn score(&mut self, _: &Video, _: &str, _: &Target, _: Grad) -> Result<(Score, Option<Pullback>)> {
         Ok((Score::Missing { reason: self.reason.clone() }, None))
+    }
+
+    fn check_prompt(&self, prompt: &str) -> Result<()> {
+        self.opened.as_ref().map_or(Ok(()), |reward| reward.check_prompt(prompt))
     }
 
     fn unscorable(&self) -> Option<String> {

@@ -1,5 +1,9 @@
 //! The text around a prompt, from a file of the user. The published texts are not part of this repository.
 
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+
 use roll_core::{BuildContext, Error, Result, ResultExt};
 use roll_external::{files, sha256};
 
@@ -25,8 +29,9 @@ pub struct Published {
 pub struct PromptText(String);
 
 impl PromptText {
-    /// Reads the text of `file`: all of a text file, or the constants of the original's Python file. Logs a warning
-    /// unless it is the published text, on which the head was trained. Fails if the file is missing or cannot be read.
+    /// Reads the text of `file`: all of a text file, or the constants of the original's Python file. Logs a warning, once
+    /// for a file, unless it is the published text, on which the head was trained. Fails if the file is missing or cannot
+    /// be read.
     pub fn read(file: &str, published: &Published, context: &BuildContext) -> Result<Self> {
         if file.is_empty() {
             let problem = format!("missing: the text of the question, published as {}", published.file);
@@ -40,7 +45,7 @@ impl PromptText {
             text = constants.collect::<std::result::Result<String, String>>().map_err(|e| Error::config(KEY, e))?;
         }
         let (digest, _) = sha256(text.as_bytes()).map_err(Error::file("hash", &path))?;
-        if !digest.starts_with(published.sha256) {
+        if !digest.starts_with(published.sha256) && is_new(&path) {
             tracing::warn!(
                 "{} is not the published text ({}, SHA-256 {}...; found {digest}): scores differ from the original's \
                  unless the weights were trained with it (`{KEY}`)",
@@ -96,6 +101,12 @@ impl PromptText {
     pub fn with(&self, prompt: &str) -> String {
         self.placeholder().map_or_else(|| self.0.clone(), |place| self.0.replace(place, prompt))
     }
+}
+
+/// Whether this is the first call with `path`. A check opens a reward and plans it, and both read the text.
+fn is_new(path: &Path) -> bool {
+    static WARNED: Mutex<BTreeSet<PathBuf>> = Mutex::new(BTreeSet::new());
+    WARNED.lock().unwrap_or_else(PoisonError::into_inner).insert(path.into())
 }
 
 /// The text of the constant `name` in a Python file: `name = """text"""`.

@@ -224,12 +224,8 @@ impl VideoAlign {
 
     /// The chat about a clip of `media_tokens`, up to the last rated token, and the places of the rated tokens.
     pub(super) fn text(&self, media_tokens: usize, prompt: &str) -> Result<(Vec<u32>, Vec<usize>)> {
-        // Without text alignment, every rated token lies before the prompt.
-        let reads_prompt = self.rated.iter().any(|rated| rated.dimension == Dimension::TA);
-        if reads_prompt {
-            refuse_reserved(self.network.as_ref(), prompt, &self.tokens)?;
-        }
-        let question = self.question.with(if reads_prompt { prompt } else { "" });
+        self.check_prompt(prompt)?;
+        let question = self.question.with(if self.reads_prompt() { prompt } else { "" });
         let (network, system) = (self.network.as_ref(), &self.config.system);
         let mut tokens = chat_tokens(network, system, Placeholder::Video, &[media_tokens], &question)?;
         let place = |rated: &Rated| {
@@ -239,6 +235,11 @@ impl VideoAlign {
         let places = self.rated.iter().map(place).collect::<Result<Vec<usize>>>()?;
         tokens.truncate(places.iter().max().map_or(0, |last| last + 1));
         Ok((tokens, places))
+    }
+
+    /// Whether the prompt has an influence: without text alignment, every rated token lies before it.
+    fn reads_prompt(&self) -> bool {
+        self.rated.iter().any(|rated| rated.dimension == Dimension::TA)
     }
 
     /// The row of the head for the token of a dimension.
@@ -301,6 +302,13 @@ impl RewardScorer for VideoAlign {
             })
         });
         Ok((Score::Value { value, details }, pullback))
+    }
+
+    fn check_prompt(&self, prompt: &str) -> Result<()> {
+        match self.reads_prompt() {
+            true => refuse_reserved(self.network.as_ref(), prompt, &self.tokens),
+            false => Ok(()),
+        }
     }
 
     fn on_missing(&self) -> OnMissing {

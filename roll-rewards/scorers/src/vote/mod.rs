@@ -136,6 +136,10 @@ impl RewardScorer for Vote {
         true
     }
 
+    fn computes_on_device(&self) -> bool {
+        false
+    }
+
     fn score(&mut self, _: &Video, _: &str, _: &Target, _: Grad) -> Result<(Score, Option<Pullback>)> {
         Ok((Score::Missing { reason: "people compare several videos of a prompt".into() }, None))
     }

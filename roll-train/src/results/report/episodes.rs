@@ -24,6 +24,8 @@ const TEXT_CHARACTERS: usize = 6000;
 const FIRST_EPISODES: usize = 2;
 /// Most turns of an episode that are shown: the first ones, and the last one.
 const MAX_TURNS: usize = 6;
+/// Most pictures of a turn that are shown.
+const MAX_PICTURES: usize = 4;
 /// Most characters of an observation or an answer that are shown.
 const MAX_CHARACTERS: usize = 1500;
 
@@ -108,6 +110,7 @@ pub fn starts(texts: &Texts) -> Vec<Value> {
             let value = context! {
                 row => format!("score {:.3} before, {:.3} after", score(before), score(after)),
                 prompt => cut(&before["turns"][0]["observation"]),
+                pictures => pictures(&before["turns"][0]),
                 before => played(before),
                 after => played(after),
                 step => last_step.as_u64(),
@@ -189,6 +192,7 @@ fn to_context(description: &str, episode: &Json) -> Value {
             turns.push(context! {
                 number,
                 observation => cut(&turn["observation"]),
+                pictures => pictures(turn),
                 response => cut(&turn["response"]),
                 reward => turn["reward"].as_f64().map(|reward| reward.to_string()),
             });
@@ -197,6 +201,16 @@ fn to_context(description: &str, episode: &Json) -> Value {
     let solved = if episode["solved"] == true { ", solved" } else { "" };
     let (step, score) = (episode["step"].as_u64().unwrap_or_default(), score(episode));
     context! { title => format!("Step {step}, {description}: score {score:.3}{solved}"), turns }
+}
+
+/// The pictures of a turn, as addresses that hold a PNG. Anything else is left out.
+fn pictures(turn: &Json) -> Vec<Value> {
+    let is_picture = |url: &&str| {
+        let base64 = url.strip_prefix("data:image/png;base64,").unwrap_or("\"");
+        base64.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+/=".contains(&byte))
+    };
+    let urls = turn["pictures"].as_array().into_iter().flatten().filter_map(Json::as_str).filter(is_picture);
+    urls.take(MAX_PICTURES).map(|url| Value::from_safe_string(url.into())).collect()
 }
 
 /// The text of a JSON string, cut after [`MAX_CHARACTERS`]; empty for any other JSON value.
@@ -324,5 +338,15 @@ mod tests {
         assert_eq!(numbers, ["1", "2", "3", "4", "5", "20"]);
         let text = turns[0].get_attr("observation").unwrap().to_string();
         assert!(text.len() < 1600 && text.ends_with("x ..."), "{text}");
+    }
+
+    #[test]
+    fn pictures_of_a_turn_are_shown_and_other_addresses_are_not() {
+        let url = "data:image/png;base64,AA+/==";
+        let urls = [url, "https://example.org/a.png", "data:image/png;base64,\"onerror=", "data:text/html;base64,AA"];
+        let episode = json!({"turns": [{"observation": "[picture 1x1]", "response": "a", "pictures": urls}]});
+        let turns = to_context("any", &episode).get_attr("turns").unwrap();
+        let shown = turns.get_item_by_index(0).unwrap().get_attr("pictures").unwrap();
+        assert_eq!((shown.len(), shown.get_item_by_index(0).unwrap().to_string()), (Some(1), url.to_string()));
     }
 }

@@ -8,8 +8,8 @@ use hostile_plugin::{Fault, toy};
 use roll_core::plan::{PlanInput, Planner, Speed};
 use roll_core::{
     Adapter, Algorithm, BuildContext, ClipAlgorithm, ConditionInput, Environment, Error, EvaluationContext,
-    Fault as Whose, Grad, GradientSink, Model, Noise, OnMissing, OptimizerConfig, Options, Progress, Result,
-    RewardScorer, Sample, Samples, Sampling, Score, Silent, Split, StepContext, StepReport, Strategy, Tensor,
+    Fault as Whose, Grad, GradientSink, Model, Noise, Observation, OnMissing, OptimizerConfig, Options, Progress,
+    Result, RewardScorer, Sample, Samples, Sampling, Score, Silent, Split, StepContext, StepReport, Strategy, Tensor,
     ThreadRanks, Timestep, VideoUnit, WeightPlacement,
 };
 use roll_plugin::load;
@@ -197,10 +197,11 @@ fn descriptions(loaded: bool) -> String {
 fn episode(loaded: bool) -> String {
     let mut environment = environment(loaded, "");
     environment.enter(Split::Validation, 1 << 40).unwrap();
-    let first = environment.reset(3).unwrap().text;
+    let Observation { text, pictures } = environment.reset(3).unwrap();
+    let pixels: Vec<&[u8]> = pictures.iter().map(|picture| picture.pixels().as_bytes()).collect();
     let [next, last] = ["ün", "x"].map(|action| environment.step(action).unwrap());
     environment.leave().unwrap();
-    format!("{first} {next:?} {last:?} {} {:?}", environment.action(), environment.kinds())
+    format!("{text} {pixels:?} {next:?} {last:?} {} {:?}", environment.action(), environment.kinds())
 }
 
 /// A score, its details and its gradient, as text; and a video in which there is nothing to score.
@@ -221,7 +222,7 @@ fn p1_answers_match_those_of_linked_components() {
             descriptions,
             &["toyness", "[(\"sine\", 2.0), (\"prompt\", 0.0)]", "held out", "Some(Streamed)", "Value(-1.0)"],
         ),
-        (episode, &["3 left", "1 left", "0.25", "terminated: true", "ödd"]),
+        (episode, &["3 left", "[[0, 3, 6, ", "1 left", "0.25", "terminated: true", "ödd"]),
         (score, &["\"sine\": ", "nothing in a cat"]),
     ];
     for (all, parts) in cases {

@@ -1,8 +1,9 @@
 //! A conversation as tokens. Tokens that the model wrote stay as they are, because training needs exactly these; all
 //! other text comes from the chat template.
 
-use roll_core::{Error, Generation, LanguageModel, Message, Result};
+use roll_core::{Error, Generation, LanguageModel, Message, PICTURE_MARK, Picture, Result, without_picture_marks};
 
+use crate::AgentError;
 use crate::agentic_ppo::tools::Tools;
 use crate::pieces::tokenize_after;
 
@@ -27,6 +28,10 @@ pub struct Conversation {
     /// Log-probabilities at temperature 1 over the whole vocabulary. The same as `log_probs` if the model does not
     /// report them.
     pub raw_log_probs: Vec<f32>,
+    /// Different pictures of the tokens, in the order in which they were first shown.
+    pub pictures: Vec<Picture>,
+    /// Number of the `pictures` that the latest answer or an earlier one has seen.
+    pub answered_pictures: usize,
 }
 
 impl Conversation {
@@ -42,8 +47,15 @@ impl Conversation {
     }
 
     /// Adds messages, and the opening of the assistant's answer. After an answer, only the part of the rendered
-    /// conversation that follows it is tokenized.
-    pub fn ask(&mut self, model: &dyn LanguageModel, tools: &Tools, messages: Vec<Message>) -> Result<()> {
+    /// conversation that follows it is tokenized. The marks of the messages are the places of `pictures`. Without
+    /// pictures, marks are replaced.
+    pub fn ask(
+        &mut self,
+        model: &dyn LanguageModel,
+        tools: &Tools,
+        messages: Vec<Message>,
+        pictures: &[Picture],
+    ) -> Result<()> {
         let text = match self.messages.split_last() {
             None => {
                 self.messages = messages;
@@ -56,12 +68,25 @@ impl Conversation {
                 self.after_answer(model, &rendered)?
             }
         };
+        let text = match pictures {
+            [] => without_picture_marks(text),
+            _ => text,
+        };
+        let marks = text.matches(PICTURE_MARK).count();
+        if marks != pictures.len() {
+            return Err(AgentError::PicturesOfPrompt { pictures: pictures.len(), marks }.into());
+        }
         // The first new token may depend on the text before it, of which the last token is enough.
         let preceding = match self.prompt().last() {
             Some(last) => model.detokenize(&[*last])?,
             None => String::new(),
         };
-        let tokens = tokenize_after(model, &preceding, &text)?;
+        let tokens = tokenize_after(model, &preceding, &text, pictures)?;
+        for picture in pictures {
+            if !self.pictures.contains(picture) {
+                self.pictures.push(picture.clone());
+            }
+        }
         self.response.extend(std::iter::repeat_n(false, tokens.len()));
         self.log_probs.extend(std::iter::repeat_n(0.0, tokens.len()));
         self.raw_log_probs.extend(std::iter::repeat_n(0.0, tokens.len()));
@@ -100,13 +125,20 @@ impl Conversation {
         if let Some(found) = [&generation.log_probs, raw].map(Vec::len).into_iter().find(|found| *found != tokens) {
             return Err(Error::Misuse(format!("the model reports {found} log-probabilities of {tokens} tokens")));
         }
-        let text = model.detokenize(&generation.tokens)?;
+        // The model may write a mark, and it has no picture.
+        let text = without_picture_marks(model.detokenize(&generation.tokens)?);
+        self.answered_pictures = self.pictures.len();
         self.messages.push(Message::new("assistant", text.clone()));
         self.response.extend(std::iter::repeat_n(true, generation.tokens.len()));
         self.log_probs.extend(&generation.log_probs);
         self.raw_log_probs.extend(raw);
         self.tokens.extend(&generation.tokens);
         Ok(text)
+    }
+
+    /// Positions of `shown` in [`Self::pictures`]. A picture that was not shown has none.
+    pub fn positions(&self, shown: &[Picture]) -> Vec<usize> {
+        shown.iter().filter_map(|picture| self.pictures.iter().position(|known| known == picture)).collect()
     }
 
     /// Number of tokens.
@@ -150,12 +182,12 @@ mod tests {
     fn two_turns(letters: Bigram, end: &'static str, answer: &str) -> (Scripted<Ends>, Conversation) {
         let model = Scripted::new(Ends { letters, end }, &[]);
         let (tools, mut conversation) = (Tools::default(), Conversation::default());
-        conversation.ask(&model, &tools, vec![Message::new("user", "a")]).unwrap();
+        conversation.ask(&model, &tools, vec![Message::new("user", "a")], &[]).unwrap();
         let tokens: Vec<u32> = answer.bytes().map(u32::from).collect();
         let log_probs = vec![0.0; tokens.len()];
         let generation = Generation { tokens, log_probs, raw_log_probs: Vec::new() };
         conversation.answer(&model, &generation).unwrap();
-        conversation.ask(&model, &tools, vec![Message::new("user", "c")]).unwrap();
+        conversation.ask(&model, &tools, vec![Message::new("user", "c")], &[]).unwrap();
         (model, conversation)
     }
 

@@ -15,14 +15,16 @@ use std::collections::BTreeMap;
 
 use rand::RngCore;
 use roll_core::{
-    ChatRequest, Environment, Error, Generation, LanguageModel, Message, Noise, Progress, Purpose, Result, ResultExt,
-    RolloutEngine, Sampling, Split, threads::in_parallel,
+    ChatRequest, Environment, Error, FIRST_PICTURE_ID, Generation, LanguageModel, Message, Noise, Observation,
+    PICTURE_MARK, Picture, Progress, Purpose, Result, ResultExt, RolloutEngine, Sampling, Split, threads::in_parallel,
+    without_picture_marks,
 };
 use roll_external::json;
 
 use super::config::{AgenticPpoConfig, InferLogProbs};
 use super::episode::{Ending, Episode, Step};
 use super::tools::{self, ToolCall, Tools};
+use crate::{AgentError, pictures};
 use conversation::Conversation;
 use template::{Turn, TurnTemplate, without_end};
 use worlds::Worlds;
@@ -97,7 +99,8 @@ const HELD_OUT: u64 = u64::MAX;
 struct RunningEpisode<'a> {
     environment: &'a mut dyn Environment,
     conversation: Conversation,
-    observation: String,
+    /// The observation that the agent answers next, with one mark per picture.
+    observation: Observation,
     steps: Vec<Step>,
     /// Tool calls of the current turn.
     calls: Vec<ToolCall>,
@@ -229,6 +232,10 @@ pub fn play_in_parts(
             ..plan.clone()
         };
         episodes.extend(play(config, part, writer, environments, noise, progress)?);
+        if plan.held_out {
+            // No later part needs the pictures of this one, and nothing is trained on them.
+            writer.model.forget_pictures();
+        }
     }
     Ok(episodes)
 }
@@ -314,13 +321,17 @@ pub fn check_beginning(
         episode.begin(Split::Train).while_doing(|| "beginning an episode".into())?;
         episode.leave();
         episode.ask(model, rules).while_doing(|| "writing the agent's first prompt".into())?;
+        if !episode.conversation.pictures.is_empty() && !config.rollout.name.is_model() {
+            return Err(AgentError::EngineReadsNoPictures.into());
+        }
         let length = episode.conversation.len();
         if length >= token_budget {
             let problem =
                 format!("leaves no room for an answer: the agent's first prompt has {length} of {token_budget} tokens");
             return Err(Error::config("algo.sequence_length", problem));
         }
-        let text = model.detokenize(&episode.conversation.tokens)?;
+        let shown: Vec<&Picture> = episode.conversation.pictures.iter().collect();
+        let text = pictures::described(&model.detokenize(&episode.conversation.tokens)?, &shown);
         let kind = environment.kinds().get(seed as usize).map(|kind| format!(" in `{kind}`")).unwrap_or_default();
         let most = config.max_tokens_per_step.min(token_budget - length);
         tracing::info!(
@@ -398,6 +409,9 @@ fn generate_answers(
         let sampling =
             Sampling { is_last_turn: round.is_last, ..config.sampling(plan.temperature, limits, seed, numbers) };
         let generations = match &mut writer.engine {
+            Some(_) if prompts.iter().flatten().any(|id| *id >= FIRST_PICTURE_ID) => {
+                return Err(AgentError::EngineReadsNoPictures.into());
+            }
             Some(engine) => engine.answers(&prompts, &sampling)?,
             None => writer.model.answers(&prompts, &sampling)?,
         };
@@ -419,7 +433,7 @@ impl<'a> RunningEpisode<'a> {
             tag,
             environment,
             conversation: Conversation::default(),
-            observation: String::new(),
+            observation: Observation::default(),
             steps: Vec::new(),
             calls: Vec::new(),
             turn_start: None,
@@ -438,7 +452,7 @@ impl<'a> RunningEpisode<'a> {
     fn begin(&mut self, split: Split) -> Result<()> {
         self.environment.enter(split, self.number)?;
         self.is_open = true;
-        self.observation = self.environment.reset(self.seed)?.text;
+        self.observation = self.environment.reset(self.seed)?.marked()?;
         Ok(())
     }
 
@@ -458,15 +472,18 @@ impl<'a> RunningEpisode<'a> {
         let Rules { config, template, tools, ends, joins_system, .. } = rules;
         if !self.results.is_empty() {
             let messages = self.results.drain(..).enumerate().map(|(i, result)| tools::result(i, result)).collect();
-            return self.conversation.ask(model, tools, messages);
+            return self.conversation.ask(model, tools, messages, &[]);
         }
-        if let Some(ChatRequest { mut messages, known, tools, max_tokens }) = self.environment.chat() {
+        if let Some(ChatRequest { mut messages, pictures, known, tools, max_tokens }) = self.environment.chat() {
             self.is_chat = true;
             self.answer_limit = max_tokens.unwrap_or(usize::MAX).max(1);
             if known == 0 {
                 self.conversation.restart();
             }
-            return self.conversation.ask(model, &Tools::described(tools), messages.split_off(known));
+            let asked = messages.split_off(known);
+            let known_pictures = messages.iter().map(|message| message.content.matches(PICTURE_MARK).count()).sum();
+            let pictures = pictures.get(known_pictures..).unwrap_or_default();
+            return self.conversation.ask(model, &Tools::described(tools), asked, pictures);
         }
         let (turn, has_own_prompt) = (self.steps.len(), config.history_length.is_some());
         if has_own_prompt {
@@ -474,21 +491,22 @@ impl<'a> RunningEpisode<'a> {
         }
         let shown_turns = config.history_length.map_or(0, |turns| turns.saturating_sub(1)).min(turn);
         let instructions = self.environment.instructions();
-        let mut content = template.render(Turn {
+        let Observation { text: mut content, pictures } = template.render(Turn {
             observation: &self.observation,
             index: turn + 1,
             actions_left: config.max_actions_per_traj - turn,
             max_response_length: config.max_tokens_per_step,
             instructions: &instructions,
             history: &self.steps[turn - shown_turns..],
+            pictures: &self.conversation.pictures,
             ends,
         });
         let mut messages = Vec::new();
         if turn == 0 || has_own_prompt {
             if !instructions.is_empty() && !template.has_instructions() {
-                content = format!("{instructions}\n{content}");
+                content = format!("{}\n{content}", without_picture_marks(instructions));
             }
-            match config.agent_system_template.as_str() {
+            match without_picture_marks(config.agent_system_template.as_str()).as_str() {
                 // There is no system message.
                 "" => {}
                 // The chat template refuses system messages.
@@ -497,7 +515,7 @@ impl<'a> RunningEpisode<'a> {
             }
         }
         messages.push(Message::new("user", content));
-        self.conversation.ask(model, tools, messages)
+        self.conversation.ask(model, tools, messages, &pictures)
     }
 
     /// Adds the agent's answer to the conversation. An empty generation ends the episode, which has no tokens left: the
@@ -536,7 +554,11 @@ impl<'a> RunningEpisode<'a> {
                 return self.calls.extend(calls);
             }
         }
-        let next = match self.environment.step(text) {
+        let next = self.environment.step(text);
+        let (next, observation) = match next.and_then(|mut next| {
+            let observation = std::mem::take(&mut next.observation).marked()?;
+            Ok((next, observation))
+        }) {
             Ok(next) => next,
             Err(e) => return self.fail(&e),
         };
@@ -544,11 +566,12 @@ impl<'a> RunningEpisode<'a> {
             return self.fail(&Error::NonFinite { what: "the reward of the environment".into(), value: next.reward });
         }
         let penalty = if punishes { config.penalty(tokens.len(), *is_truncated) } else { 0.0 };
-        let observation = std::mem::replace(&mut self.observation, next.observation.text);
+        let observation = std::mem::replace(&mut self.observation, observation);
         let response = std::mem::take(response);
         self.turn_start = None;
         self.steps.push(Step {
-            observation,
+            pictures: self.conversation.positions(&observation.pictures),
+            observation: observation.text,
             response,
             reward: next.reward - penalty,
             penalty,
@@ -587,14 +610,24 @@ impl<'a> RunningEpisode<'a> {
             None => Ended { ending: Ending::TurnLimit, solved: self.environment.solved().unwrap_or(false) },
         };
         let begins = self.conversation.begins;
-        let Conversation { mut tokens, mut response, mut log_probs, mut raw_log_probs, .. } = self.conversation;
+        let shown = self.conversation.positions(&self.observation.pictures);
+        let Conversation {
+            mut tokens,
+            mut response,
+            mut log_probs,
+            mut raw_log_probs,
+            mut pictures,
+            answered_pictures,
+            ..
+        } = self.conversation;
         // A turn that ended at the token limit after calls of tools becomes a step without a reward, so that its tokens
         // are trained on.
         if let (Some(turn_start), Ending::TokenLimit) = (self.turn_start, &ending)
             && let Some(last) = response.iter().rposition(|is_written| *is_written)
         {
             self.steps.push(Step {
-                observation: self.observation,
+                observation: self.observation.text,
+                pictures: shown,
                 tokens: turn_start..last + 1,
                 begins,
                 calls: self.calls,
@@ -608,11 +641,13 @@ impl<'a> RunningEpisode<'a> {
         response.truncate(length);
         log_probs.truncate(length);
         raw_log_probs.truncate(length);
+        pictures.truncate(answered_pictures);
         Episode {
             group: self.group,
             tag: self.tag,
             seed: self.seed,
             tokens,
+            pictures,
             response,
             log_probs,
             raw_log_probs,

@@ -1,6 +1,6 @@
 //! The message that the agent reads in a turn: `algo.agent_template` with the facts of the turn.
 
-use roll_core::{Error, Result};
+use roll_core::{Error, Observation, Picture, Result, without_picture_marks};
 
 use crate::agentic_ppo::episode::Step;
 
@@ -59,8 +59,8 @@ const INVALID: &str = " (not valid: keep to the format)";
 /// The facts of a turn.
 #[derive(Clone, Copy, Debug)]
 pub struct Turn<'a> {
-    /// The environment's text.
-    pub observation: &'a str,
+    /// The observation, with one mark per picture.
+    pub observation: &'a Observation,
     /// Number of the turn, from 1.
     pub index: usize,
     /// Turns left, this one included.
@@ -71,6 +71,8 @@ pub struct Turn<'a> {
     pub instructions: &'a str,
     /// The turns before this one that the agent sees, in their order.
     pub history: &'a [Step],
+    /// Pictures of the episode so far, to which the history refers.
+    pub pictures: &'a [Picture],
     /// Texts of the tokens that end an answer. In the history they are left out, because they would end the message.
     pub ends: &'a [String],
 }
@@ -116,37 +118,50 @@ impl TurnTemplate {
         self.pieces.contains(&Piece::Instructions)
     }
 
-    /// The message of a turn.
-    pub fn render(&self, turn: Turn<'_>) -> String {
-        let write = |piece: &Piece| match piece {
-            Piece::Text(text) => text.clone(),
-            Piece::Observation => turn.observation.to_string(),
-            Piece::TurnIndex => turn.index.to_string(),
-            Piece::StepCount => turn.index.saturating_sub(1).to_string(),
-            Piece::ActionsLeft => turn.actions_left.to_string(),
-            Piece::MaxResponseLength => turn.max_response_length.to_string(),
-            Piece::Instructions => turn.instructions.to_string(),
-            Piece::History => history(turn),
-            Piece::HistoryLength => turn.history.len().to_string(),
+    /// The message of a turn, with the pictures of its observations. Everything else is text alone.
+    pub fn render(&self, turn: Turn<'_>) -> Observation {
+        let mut message = Observation::default();
+        let write = |piece: &Piece, message: &mut Observation| match piece {
+            Piece::Text(text) => write_text(message, text),
+            Piece::Observation => write_observation(message, &turn.observation.text, turn.observation.pictures.iter()),
+            Piece::TurnIndex => write_text(message, &turn.index.to_string()),
+            Piece::StepCount => write_text(message, &turn.index.saturating_sub(1).to_string()),
+            Piece::ActionsLeft => write_text(message, &turn.actions_left.to_string()),
+            Piece::MaxResponseLength => write_text(message, &turn.max_response_length.to_string()),
+            Piece::Instructions => write_text(message, turn.instructions),
+            Piece::History => write_history(message, turn),
+            Piece::HistoryLength => write_text(message, &turn.history.len().to_string()),
         };
-        self.pieces.iter().map(write).collect()
+        self.pieces.iter().for_each(|piece| write(piece, &mut message));
+        message
     }
 }
 
-/// The text of `{history}`: the facts of each turn in parentheses.
-fn history(turn: Turn<'_>) -> String {
+fn write_text(message: &mut Observation, text: &str) {
+    message.text += &without_picture_marks(text);
+}
+
+fn write_observation<'a>(message: &mut Observation, text: &str, pictures: impl Iterator<Item = &'a Picture>) {
+    message.text += text;
+    message.pictures.extend(pictures.cloned());
+}
+
+/// Writes `{history}`: the facts of each turn in parentheses.
+fn write_history(message: &mut Observation, turn: Turn<'_>) {
     let first_index = turn.index.saturating_sub(turn.history.len());
-    let lines = turn.history.iter().enumerate().map(|(i, step)| {
-        let Step { observation, response, action, reward, valid, .. } = step;
+    for (i, step) in turn.history.iter().enumerate() {
+        let Step { observation, pictures, response, action, reward, valid, .. } = step;
         let remark = if *valid { "" } else { INVALID };
         let action = match action.as_str() {
             // The environment reports no action: the answer takes its place.
             "" => without_thoughts(without_end(response, turn.ends)),
             action => action,
         };
-        format!("(step: {}, observation: {observation}, action: {action}{remark}, reward: {reward})", first_index + i)
-    });
-    lines.collect::<Vec<_>>().join(", ")
+        let separator = if i == 0 { "" } else { ", " };
+        write_text(message, &format!("{separator}(step: {}, observation: ", first_index + i));
+        write_observation(message, observation, pictures.iter().map(|position| &turn.pictures[*position]));
+        write_text(message, &format!(", action: {action}{remark}, reward: {reward})"));
+    }
 }
 
 /// `answer` without the end token at its end, whose text is one of `ends`.
@@ -162,16 +177,22 @@ fn without_thoughts(answer: &str) -> &str {
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use std::sync::LazyLock;
+
+    use roll_core::Tensor;
+
     use super::*;
 
     fn turn(history: &[Step]) -> Turn<'_> {
+        static OBSERVATION: LazyLock<Observation> = LazyLock::new(|| Observation::text("P_{G}"));
         Turn {
-            observation: "P_{G}",
+            observation: &OBSERVATION,
             index: 3,
             actions_left: 2,
             max_response_length: 64,
             instructions: "Walk.",
             history,
+            pictures: &[],
             ends: &[],
         }
     }
@@ -179,8 +200,10 @@ mod tests {
     #[test]
     fn facts_take_their_places() {
         let template = TurnTemplate::parse("{{{turn_idx}}} {observation} {actions_left}/{max_response_length}");
-        assert_eq!(template.unwrap().render(turn(&[])), "{3} P_{G} 2/64");
-        assert!(TurnTemplate::parse(TURN).unwrap().render(turn(&[])).starts_with("Turn 3:\nObservation:\nP_{G}\n"));
+        assert_eq!(template.unwrap().render(turn(&[])).text, "{3} P_{G} 2/64");
+        assert!(
+            TurnTemplate::parse(TURN).unwrap().render(turn(&[])).text.starts_with("Turn 3:\nObservation:\nP_{G}\n")
+        );
     }
 
     #[test]
@@ -198,12 +221,12 @@ mod tests {
         assert!(template.has_instructions());
         let ends = ["$".to_string()];
         assert_eq!(
-            template.render(Turn { ends: &ends, ..turn(&steps) }),
+            template.render(Turn { ends: &ends, ..turn(&steps) }).text,
             "Walk. 2 3 2 [(step: 1, observation: a, action: up, reward: -0.5), (step: 2, observation: b, action: up \
              (not valid: keep to the format), reward: -0.5)] P_{G}"
         );
-        assert!(template.render(turn(&steps[1..])).contains("1 [(step: 2, observation: b, action: up$ (not"));
-        assert!(template.render(turn(&[])).contains("0 []"));
+        assert!(template.render(turn(&steps[1..])).text.contains("1 [(step: 2, observation: b, action: up$ (not"));
+        assert!(template.render(turn(&[])).text.contains("0 []"));
     }
 
     #[test]
@@ -211,12 +234,38 @@ mod tests {
         let template = TurnTemplate::parse("{history}{observation}").unwrap();
         let shown = |response: &str, action: &str| {
             let step = Step { response: response.into(), action: action.into(), valid: true, ..Step::default() };
-            template.render(turn(&[step]))
+            template.render(turn(&[step])).text
         };
         let thoughts = "<think>left is ice</think>\n<answer>Left</answer>";
         assert!(shown(thoughts, "Left").contains("action: Left, reward"));
         assert!(shown(thoughts, "").contains("action: <answer>Left</answer>, reward"));
         assert!(shown("Left", "").contains("action: Left, reward"));
+    }
+
+    #[test]
+    fn pictures_come_with_their_observations_in_the_order_of_the_marks() {
+        let picture = |value: u8| Picture::new(Tensor::new(vec![value; 3], [1, 1, 3]).unwrap()).unwrap();
+        let pictures = [picture(1), picture(2)];
+        let step = |observation: &str, pictures: &[usize], action: &str| Step {
+            observation: observation.into(),
+            pictures: pictures.to_vec(),
+            action: action.into(),
+            valid: true,
+            ..Step::default()
+        };
+        let steps = [step("\u{fffc}a\u{fffc}", &[1, 0], "x\u{fffc}"), step("b", &[], "y")];
+        let now = Observation::with_pictures("c\u{fffc}", vec![picture(3)]);
+        let template = TurnTemplate::parse("{observation}\u{fffc}{history}{env_instruction}").unwrap();
+        let shown =
+            template.render(Turn { observation: &now, pictures: &pictures, instructions: "\u{fffc}!", ..turn(&steps) });
+        assert_eq!(
+            shown.text,
+            "c\u{fffc}\u{fffd}(step: 1, observation: \u{fffc}a\u{fffc}, action: x\u{fffd}, reward: 0), (step: 2, \
+             observation: b, action: y, reward: 0)\u{fffd}!"
+        );
+        assert_eq!(shown.pictures, [picture(3), picture(2), picture(1)]);
+        let last_turn = template.render(Turn { observation: &now, pictures: &pictures, ..turn(&steps[1..]) });
+        assert_eq!(last_turn.pictures, [picture(3)], "pictures are dropped with their turn");
     }
 
     #[test]

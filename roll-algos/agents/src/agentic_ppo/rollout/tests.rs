@@ -36,7 +36,7 @@ impl Environment for World {
         if self.breaks_at == Some(0) {
             return Err(Error::Unsupported("no world".into()));
         }
-        Ok(Observation { text: format!("s{}", seed % 1000) })
+        Ok(Observation::text(format!("s{}", seed % 1000)))
     }
 
     fn step(&mut self, action: &str) -> Result<Transition> {
@@ -46,7 +46,7 @@ impl Environment for World {
         }
         let x = action.contains('x');
         Ok(Transition {
-            observation: Observation { text: format!("t{}", self.turn) },
+            observation: Observation::text(format!("t{}", self.turn)),
             reward: if x { self.reward } else { 0.0 },
             terminated: self.turn == self.last,
             truncated: false,
@@ -224,11 +224,11 @@ struct Talks(usize);
 
 impl Environment for Talks {
     fn reset(&mut self, _seed: u64) -> Result<Observation> {
-        Ok(Observation { text: "s".repeat(self.0) })
+        Ok(Observation::text("s".repeat(self.0)))
     }
 
     fn step(&mut self, _action: &str) -> Result<Transition> {
-        let observation = Observation { text: "t".into() };
+        let observation = Observation::text("t");
         Ok(Transition { observation, reward: 0.0, terminated: false, truncated: false, valid: true })
     }
 }
@@ -278,11 +278,11 @@ impl Environment for Meets {
         let least = self.together.max(2);
         let (mut now, _) = arrived.wait_timeout_while(now, patience, |now| now[1] < least).unwrap();
         now[0] -= 1;
-        Ok(Observation { text: "o".into() })
+        Ok(Observation::text("o"))
     }
 
     fn step(&mut self, _action: &str) -> Result<Transition> {
-        let observation = Observation { text: "o".into() };
+        let observation = Observation::text("o");
         Ok(Transition { observation, reward: 0.0, terminated: true, truncated: false, valid: true })
     }
 }
@@ -338,13 +338,13 @@ impl Environment for Logs {
     }
 
     fn reset(&mut self, _seed: u64) -> Result<Observation> {
-        Ok(Observation { text: "o".into() })
+        Ok(Observation::text("o"))
     }
 
     fn step(&mut self, action: &str) -> Result<Transition> {
         self.0.lock().unwrap().push((self.1, action.into()));
         self.2 = action.chars().last().map(|c| format!("({c})")).unwrap_or_default();
-        let observation = Observation { text: "o".into() };
+        let observation = Observation::text("o");
         Ok(Transition { observation, reward: 0.0, terminated: false, truncated: false, valid: true })
     }
 

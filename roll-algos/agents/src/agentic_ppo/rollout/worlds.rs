@@ -130,7 +130,7 @@ mod tests {
 
     impl Environment for Three {
         fn reset(&mut self, _seed: u64) -> Result<Observation> {
-            Ok(Observation { text: String::new() })
+            Ok(Observation::default())
         }
         fn step(&mut self, _action: &str) -> Result<Transition> {
             Err(Error::Unsupported("nothing to do".into()))

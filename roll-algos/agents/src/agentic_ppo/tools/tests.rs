@@ -262,12 +262,12 @@ struct Counts(Vec<String>);
 impl Environment for Counts {
     fn reset(&mut self, _seed: u64) -> Result<Observation> {
         self.0.clear();
-        Ok(Observation { text: "o".into() })
+        Ok(Observation::text("o"))
     }
 
     fn step(&mut self, action: &str) -> Result<Transition> {
         self.0.push(action.into());
-        let observation = Observation { text: self.0.concat().len().to_string() };
+        let observation = Observation::text(self.0.concat().len().to_string());
         Ok(Transition { observation, reward: 1.0, terminated: self.0.len() == 2, truncated: false, valid: true })
     }
 }
@@ -332,7 +332,7 @@ fn tools_answer_within_a_turn_and_calls_are_in_the_record() {
     assert_eq!(model.given, 6);
     assert_eq!(episode.steps[0].response, "left$");
     assert_eq!(episode.steps[1].response, call("one") + "$");
-    let record = episode.record(1, "training");
+    let record = episode.record(1, "training").unwrap();
     let calls = &record["turns"][0]["calls"];
     assert_eq!(
         (&calls[0]["tool"], &calls[0]["output"], &calls[0]["failed"]),

@@ -1,9 +1,10 @@
 //! Requests of `/v1/chat/completions` and their answers.
 
-use roll_core::{ChatRequest, Message};
+use roll_core::{ChatRequest, Message, PICTURE_MARK, Picture, without_picture_marks};
 use serde_json::{Map, Value, json};
 
 use crate::agentic_ppo::tools::parse_calls;
+use crate::pictures::{SentPictures, from_data_url};
 
 /// Fields of an assistant's message that clients send back and that say nothing to the model.
 const WITHOUT_MEANING: [&str; 4] = ["refusal", "annotations", "audio", "function_call"];
@@ -14,6 +15,8 @@ const WITHOUT_MEANING: [&str; 4] = ["refusal", "annotations", "audio", "function
 pub struct Dialogue {
     /// Messages of the latest request, and its answer.
     messages: Vec<Message>,
+    /// Pictures of these messages, one for each mark in them.
+    pictures: Vec<Picture>,
     tools: Vec<Value>,
 }
 
@@ -32,18 +35,22 @@ impl Dialogue {
         }
         let list = request["messages"].as_array().filter(|messages| !messages.is_empty());
         let list = list.ok_or("`messages` must be a list with a message")?;
-        let messages = list.iter().map(message).collect::<Result<Vec<Message>, String>>()?;
+        let mut pictures = SentPictures::default();
+        let read = |value| message(value, &mut pictures);
+        let messages = list.iter().map(read).collect::<Result<Vec<Message>, String>>()?;
+        let pictures = pictures.into_vec();
         let tools = match request.get("tools") {
             None | Some(Value::Null) => Vec::new(),
             Some(Value::Array(tools)) => tools.clone(),
             Some(_) => return Err("`tools` must be a list".into()),
         };
         let begins_alike = messages.iter().zip(&self.messages).all(|(new, old)| is_same(new, old));
-        let goes_on = !self.messages.is_empty() && messages.len() > self.messages.len() && begins_alike;
+        let shows_alike = pictures.starts_with(&self.pictures);
+        let goes_on = !self.messages.is_empty() && messages.len() > self.messages.len() && begins_alike && shows_alike;
         let known = if goes_on && tools == self.tools { self.messages.len() } else { 0 };
-        (self.messages, self.tools) = (messages.clone(), tools.clone());
+        (self.messages, self.pictures, self.tools) = (messages.clone(), pictures.clone(), tools.clone());
         let limit = ["max_completion_tokens", "max_tokens"].iter().find_map(|key| request[*key].as_u64());
-        Ok(ChatRequest { messages, known, tools, max_tokens: limit.map(|limit| limit as usize) })
+        Ok(ChatRequest { messages, pictures, known, tools, max_tokens: limit.map(|limit| limit as usize) })
     }
 
     /// Adds the model's answer, and returns the completion for the program. Calls of tools are read from the text if the
@@ -88,19 +95,17 @@ fn is_same(one: &Message, other: &Message) -> bool {
     one.role == other.role && one.content.trim() == other.content.trim() && one.fields == other.fields
 }
 
-/// Reads a message. Contents in parts are joined if all of them are texts.
-fn message(value: &Value) -> Result<Message, String> {
+/// Reads a message. Contents in parts are joined, with a mark in place of a picture.
+fn message(value: &Value, pictures: &mut SentPictures) -> Result<Message, String> {
     let mut fields: Map<String, Value> = value.as_object().ok_or("each message must be an object")?.clone();
     let role =
         fields.remove("role").and_then(|role| role.as_str().map(String::from)).ok_or("a message has no `role`")?;
     let content = match fields.remove("content") {
         None | Some(Value::Null) => String::new(),
-        Some(Value::String(text)) => text,
+        Some(Value::String(text)) => without_picture_marks(text),
         Some(Value::Array(parts)) => {
-            let text =
-                |part: &Value| (part["type"] == "text").then(|| part["text"].as_str()).flatten().map(String::from);
-            let texts: Option<Vec<String>> = parts.iter().map(text).collect();
-            texts.ok_or("the model reads text alone: a message has a part of another type")?.concat()
+            let parts: Result<Vec<String>, String> = parts.iter().map(|part| content_part(part, pictures)).collect();
+            parts?.concat()
         }
         Some(_) => return Err("`content` must be a text".into()),
     };
@@ -108,13 +113,54 @@ fn message(value: &Value) -> Result<Message, String> {
     Ok(Message { role, content, fields })
 }
 
+/// The text of a part of a message: a mark for a picture, which is added to `pictures`.
+fn content_part(part: &Value, pictures: &mut SentPictures) -> Result<String, String> {
+    let text = |key: &str| part[key].as_str().ok_or_else(|| format!("a part of a message has no `{key}`"));
+    match part["type"].as_str() {
+        Some("text") => Ok(without_picture_marks(text("text")?)),
+        Some("image_url") => {
+            let url = part["image_url"]["url"].as_str().ok_or("a picture has no `image_url.url`")?;
+            pictures.push(from_data_url(url))?;
+            Ok(PICTURE_MARK.into())
+        }
+        _ => Err("the model reads texts and pictures alone: a message has a part of another type".into()),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     #![allow(clippy::unwrap_used)]
+    use roll_core::Tensor;
+
     use super::*;
+    use crate::pictures::to_data_url;
 
     fn user(text: &str) -> Value {
         json!({"role": "user", "content": text})
+    }
+
+    fn shown(url: &str, text: &str) -> Value {
+        let picture = json!({"type": "image_url", "image_url": {"url": url}});
+        json!({"role": "user", "content": [picture, {"type": "text", "text": text}]})
+    }
+
+    #[test]
+    fn pictures_are_part_of_a_conversation() {
+        let url =
+            |value: u8| to_data_url(&Picture::new(Tensor::new(vec![value; 3], [1, 1, 3]).unwrap()).unwrap()).unwrap();
+        let known = |first: &str, again: &str| {
+            let mut dialogue = Dialogue::default();
+            let request = json!({"messages": [shown(first, "where \u{fffc}?")]});
+            let read = dialogue.read(&request).unwrap();
+            assert_eq!((read.messages[0].content.as_str(), read.pictures.len()), ("\u{fffc}where \u{fffd}?", 1));
+            let answer = dialogue.answer(&request, "b", 0)["choices"][0]["message"].clone();
+            let messages = json!([shown(again, "where \u{fffc}?"), answer, shown(&url(9), "and here?")]);
+            let read = dialogue.read(&json!({ "messages": messages })).unwrap();
+            assert_eq!(read.pictures.len(), 2);
+            read.known
+        };
+        assert_eq!(known(&url(1), &url(1)), 2);
+        assert_eq!(known(&url(1), &url(2)), 0, "another picture is another conversation");
     }
 
     #[test]
@@ -184,7 +230,10 @@ mod tests {
             (json!({"messages": [user("a")], "n": 2}), "`n`"),
             (json!({"messages": []}), "`messages`"),
             (json!({"messages": [{"content": "a"}]}), "`role`"),
-            (json!({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}), "text alone"),
+            (json!({"messages": [{"role": "user", "content": [{"type": "input_audio"}]}]}), "pictures alone"),
+            (json!({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}), "`image_url.url`"),
+            (json!({"messages": [shown("https://example.org/a.png", "a")]}), "picture 0 (from 0): not a `data:image/"),
+            (json!({"messages": [shown("data:image/png;base64,YWJj", "a")]}), "not a PNG"),
             (json!({"messages": [user("a")], "tools": {}}), "`tools`"),
         ] {
             let problem = Dialogue::default().read(&request).unwrap_err();

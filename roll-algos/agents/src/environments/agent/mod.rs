@@ -21,7 +21,9 @@ mod tests;
 use std::path::PathBuf;
 use std::time::Duration;
 
-use roll_core::{BuildContext, ChatRequest, Environment, Error, Observation, Result, Split, Transition, check_seconds};
+use roll_core::{
+    BuildContext, ChatRequest, Environment, Error, Observation, PICTURE_MARK, Result, Split, Transition, check_seconds,
+};
 use serde_json::json;
 
 use super::process::limits::{Descriptors, StartPermit};
@@ -123,8 +125,10 @@ impl Agent {
 
     /// The end of the conversation that the model reads, for records.
     fn observation(&self) -> Observation {
-        let last = self.chat.as_ref().and_then(|chat| chat.messages.last());
-        Observation { text: last.map(|message| message.content.clone()).unwrap_or_default() }
+        let Some(ChatRequest { messages, pictures, .. }) = &self.chat else { return Observation::default() };
+        let last = messages.last().map(|message| message.content.clone()).unwrap_or_default();
+        let earlier = pictures.len().saturating_sub(last.matches(PICTURE_MARK).count());
+        Observation::with_pictures(last, pictures[earlier..].to_vec())
     }
 }
 
@@ -167,7 +171,7 @@ impl Environment for Agent {
         let is_over = report.is_some();
         let Report { reward, solved } = report.unwrap_or_default();
         self.solved = solved;
-        let observation = if is_over { Observation { text: String::new() } } else { self.observation() };
+        let observation = if is_over { Observation::default() } else { self.observation() };
         Ok(Transition { observation, reward, terminated: is_over, truncated: false, valid: true })
     }
 

@@ -4,7 +4,9 @@
 //! -> {"reset": {"seed": 7, "split": "train", "number": 12}}
 //!                                                    `split` is "validation" for validations; `number` is that of
 //!                                                    the group of episodes, which all have the same start
-//! <- {"observation": "..."}                          also "instructions", shown once before the first observation
+//! <- {"observation": "..."}                          also "instructions", shown once before the first observation,
+//!                                                    and "pictures", PNGs in base64 at the marks (U+FFFC) of the
+//!                                                    observation, or before it
 //! -> {"step": {"action": "<answer>Left</answer>"}}
 //! <- {"observation": "...", "reward": 0.5, "terminated": false}
 //!                                                    also "truncated", "valid" (true unless given), "solved",

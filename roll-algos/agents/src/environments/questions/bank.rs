@@ -5,13 +5,13 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use roll_core::{BuildContext, Error, Result, Split, check_seconds};
-use roll_external::sha256;
 use serde_json::json;
 
 use super::check::{Check, CheckKind, Judges, Reference, Verdict};
 use super::options::{QuestionsOptions, Source};
 use super::rows::{self, Row};
 use super::sums;
+use crate::environments::is_held_out;
 use crate::environments::protocol::warn_once;
 
 /// A question of one split.
@@ -161,12 +161,4 @@ impl Bank {
             Split::Validation => &self.validation,
         }
     }
-}
-
-/// Whether the hash of `key` is among the lowest `share` of all hashes.
-fn is_held_out(key: &str, share: f64) -> bool {
-    // Reading from memory cannot fail.
-    let digest = sha256(key.as_bytes()).map(|(digest, _)| digest).unwrap_or_default();
-    let hash = u64::from_str_radix(digest.get(..13).unwrap_or_default(), 16).unwrap_or_default();
-    (hash as f64) < share * (1u64 << 52) as f64
 }

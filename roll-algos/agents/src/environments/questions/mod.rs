@@ -23,6 +23,8 @@ pub use check::CheckKind;
 use check::Verdict;
 pub use options::{QuestionsOptions, Source};
 
+use crate::pictures;
+
 const NAME: &str = "questions";
 
 /// The environment.
@@ -64,7 +66,8 @@ impl Environment for Questions {
     fn reset(&mut self, _seed: u64) -> Result<Observation> {
         (self.is_asked, self.verdict) = (true, Verdict::default());
         let question = self.bank.begin(self.split, self.number)?;
-        Ok(Observation { text: question.row.question.clone() })
+        let pictures = question.row.images.iter().map(|image| pictures::read(image)).collect::<Result<Vec<_>>>()?;
+        Ok(Observation::with_pictures(question.row.question.clone(), pictures))
     }
 
     fn step(&mut self, action: &str) -> Result<Transition> {
@@ -73,13 +76,7 @@ impl Environment for Questions {
         }
         self.verdict = self.bank.judge(self.split, self.number, action)?;
         let Verdict { reward, valid, .. } = self.verdict;
-        Ok(Transition {
-            observation: Observation { text: String::new() },
-            reward,
-            terminated: true,
-            truncated: false,
-            valid,
-        })
+        Ok(Transition { observation: Observation::default(), reward, terminated: true, truncated: false, valid })
     }
 
     fn instructions(&self) -> String {

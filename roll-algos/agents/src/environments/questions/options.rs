@@ -33,9 +33,13 @@ pub struct QuestionsOptions {
     pub question_key: Option<String>,
     /// Key of a row's reference answer; dots lead into objects. `null`: `answer`, `answerKey` or `solution`.
     pub answer_key: Option<String>,
+    /// Key of a row's picture, or list of pictures: paths of PNG, JPEG or WebP files, relative to the file of the row.
+    /// They are shown at the U+FFFC of the question, or before it. `null`: questions have no pictures.
+    pub image_key: Option<String>,
     /// File or directory of the questions to validate on. `null`: `validation_share` of the rows of `path`.
     pub validation_path: Option<PathBuf>,
-    /// Share of the questions that are validated on and never trained on. A question's text alone decides. 0: none.
+    /// Share of the questions that are validated on and never trained on. A question's text alone decides, and that of its
+    /// pictures' paths if it has any. 0: none.
     #[schemars(range(min = 0, max = 0.9))]
     pub validation_share: f64,
     /// Number of digits of the numbers of a sum.
@@ -66,6 +70,7 @@ impl Default for QuestionsOptions {
             path: None,
             question_key: None,
             answer_key: None,
+            image_key: None,
             validation_path: None,
             validation_share: 0.05,
             digits: 2,
@@ -89,7 +94,7 @@ impl QuestionsOptions {
         // Keys, whether they are read, and the reason if not.
         let conditions: [(&[&str], bool, &str); 5] = [
             (
-                &["path", "question_key", "answer_key", "validation_path"],
+                &["path", "question_key", "answer_key", "image_key", "validation_path"],
                 reads_files,
                 "`env.source: sums` makes its questions",
             ),

@@ -30,6 +30,8 @@ pub struct Row {
     /// The message of the system, or an empty text.
     pub system: String,
     pub question: String,
+    /// Files of the question's pictures.
+    pub images: Vec<PathBuf>,
     pub answer: Value,
     /// All keys of the row.
     pub fields: Map<String, Value>,
@@ -129,7 +131,9 @@ fn read_file(file: &Path, options: &QuestionsOptions) -> Result<Vec<Row>> {
         let row =
             value.map_err(|e| format!("expected an object with a question and an answer: {e}")).and_then(|value| {
                 let Value::Object(fields) = value else { return Err("expected an object, found another value".into()) };
-                row(format!("{}: {place}", file.display()), fields, options)
+                let mut row = row(format!("{}: {place}", file.display()), fields, options)?;
+                row.find_images(file, options)?;
+                Ok(row)
             });
         rows.push(row.map_err(|problem| Error::bad_file(file, format!("{place}: {problem}")))?);
     }
@@ -157,7 +161,30 @@ fn row(origin: String, fields: Map<String, Value>, options: &QuestionsOptions) -
         return Err("the question is empty".into());
     }
     let split_key = question.split_whitespace().collect::<Vec<_>>().join(" ").to_lowercase();
-    Ok(Row { origin, system, question, answer, fields, split_key })
+    Ok(Row { origin, system, question, images: Vec::new(), answer, fields, split_key })
+}
+
+impl Row {
+    /// Finds the files of the row's pictures, which then decide on its split: no picture is on both sides.
+    fn find_images(&mut self, file: &Path, options: &QuestionsOptions) -> Result<(), String> {
+        let Some(key) = &options.image_key else { return Ok(()) };
+        let value = find(&self.fields, "image_key", Some(key), &[])?;
+        let paths = match value {
+            Value::Array(paths) => paths.as_slice(),
+            path => std::slice::from_ref(path),
+        };
+        let paths: Option<Vec<&str>> = paths.iter().map(Value::as_str).collect();
+        let paths = paths.filter(|paths| !paths.is_empty()).ok_or_else(|| {
+            format!("`{key}` (`env.image_key`): expected the path of a picture or a list of paths, found {value}")
+        })?;
+        self.split_key = paths.join("\n");
+        let directory = file.parent().unwrap_or(Path::new(""));
+        self.images = paths.into_iter().map(|path| directory.join(path)).collect();
+        match self.images.iter().find(|image| !image.is_file()) {
+            Some(missing) => Err(format!("`{key}` (`env.image_key`): there is no file {}", missing.display())),
+            None => Ok(()),
+        }
+    }
 }
 
 /// The value of the configured key, whose parts are separated by dots, or of the first of `defaults` that there is.

@@ -50,7 +50,7 @@ fn row(numbers: Vec<u64>) -> Row {
     let fields = [("question", json!(question)), ("answer", answer.clone())];
     let fields: Map<String, Value> = fields.into_iter().map(|(key, value)| (key.to_string(), value)).collect();
     let origin = format!("`{question}`");
-    Row { origin, system: String::new(), question, answer, fields, split_key: joined(&sorted) }
+    Row { origin, system: String::new(), question, images: Vec::new(), answer, fields, split_key: joined(&sorted) }
 }
 
 #[cfg(test)]

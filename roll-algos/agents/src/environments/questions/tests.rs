@@ -220,3 +220,31 @@ fn a_program_gets_the_whole_row_and_judges() {
     let request: Value = serde_json::from_str(requests.lines().next().unwrap()).unwrap();
     assert_eq!(request, json!({"question": "a", "answer": "b", "reference": {"any": [1]}, "row": row}));
 }
+
+#[test]
+fn a_row_has_pictures_beside_its_file() {
+    let dir = tempfile::tempdir().unwrap();
+    let picture = roll_media::Picture { width: 2, height: 1, rgb: vec![9; 6] };
+    std::fs::write(dir.path().join("a.png"), roll_media::encode_png(&picture).unwrap()).unwrap();
+    let asked = |row: Value| {
+        std::fs::write(dir.path().join("rows.jsonl"), row.to_string()).unwrap();
+        let options = json!({"path": "rows.jsonl", "image_key": "image", "validation_share": 0.0});
+        questions(dir.path(), options).and_then(|mut questions| questions.reset(0))
+    };
+    let seen = asked(json!({"question": "How many?", "answer": 3, "image": "a.png"})).unwrap();
+    assert_eq!((seen.text.as_str(), seen.pictures[0].size()), ("How many?", [1, 2]));
+    assert_eq!(
+        asked(json!({"question": "Same?", "answer": 1, "image": ["a.png", "a.png"]})).unwrap().pictures.len(),
+        2
+    );
+    for (image, problem) in [
+        (json!("b.png"), "there is no file"),
+        (json!({"bytes": []}), "expected the path of a picture"),
+        (json!([]), "expected the path of a picture"),
+        (json!(null), "no key `image` (`env.image_key`)"),
+        (json!("rows.jsonl"), "not a PNG"),
+    ] {
+        let found = asked(json!({"question": "q", "answer": 1, "image": image})).unwrap_err().chain();
+        assert!(found.contains(problem) && found.contains("rows.jsonl"), "{found}");
+    }
+}

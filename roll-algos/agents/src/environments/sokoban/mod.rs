@@ -131,7 +131,7 @@ impl Environment for Sokoban {
         self.steps = 0;
         let text = self.render(&room);
         self.room = Some(room);
-        Ok(Observation { text })
+        Ok(Observation::text(text))
     }
 
     fn step(&mut self, action: &str) -> Result<Transition> {
@@ -155,7 +155,7 @@ impl Environment for Sokoban {
         let (solved, cut_off) = (room.solved(), self.steps >= self.options.max_steps);
         let text = self.room.as_ref().map(|room| self.render(room)).unwrap_or_default();
         Ok(Transition {
-            observation: Observation { text },
+            observation: Observation::text(text),
             reward,
             terminated: solved || cut_off,
             truncated: cut_off && !solved,

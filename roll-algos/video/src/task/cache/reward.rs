@@ -66,6 +66,10 @@ impl RewardScorer for CachedReward {
         self.inner.is_elsewhere()
     }
 
+    fn check_prompt(&self, prompt: &str) -> Result<()> {
+        self.inner.check_prompt(prompt)
+    }
+
     fn unscorable(&self) -> Option<String> {
         self.inner.unscorable()
     }

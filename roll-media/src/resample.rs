@@ -1,4 +1,5 @@
-//! Resizing of pictures. It is linear in the picture; the pullback is its transpose.
+//! Resizing of pictures in floats, with every filter of the common libraries. It is linear in the picture; the pullback is
+//! its transpose. `resize.rs` has the bit-exact copy of Pillow's bilinear filter in bytes.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -193,7 +194,15 @@ fn neighbour_taps(centre: f64, from: usize, filter: Filter) -> (usize, Vec<f32>)
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::gradient_check::{dot, noise};
+
+    /// Values in [-1, 1] without a pattern, determined by the seed.
+    fn noise(seed: u64, count: usize) -> Vec<f32> {
+        (0..count as u64).map(|i| ((i * i + 7 * i + seed) as f32 * 12.9898).sin()).collect()
+    }
+
+    fn dot(a: &[f32], b: &[f32]) -> f64 {
+        a.iter().zip(b).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum()
+    }
 
     const FILTERS: [Filter; 7] = [
         Filter::Nearest,
