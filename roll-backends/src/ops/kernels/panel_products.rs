@@ -11,6 +11,7 @@ use rayon::prelude::*;
 
 use super::matrix::ViewMut;
 use super::parallel::{ELEMENT_COST, min_items_per_task};
+use super::simd::prefetch;
 use super::tile::{KC, MR, NR, SUMS, accumulate};
 use crate::ops::tiled::ranges;
 
@@ -25,6 +26,8 @@ const LEFT_DEPTH: usize = 4 * KC;
 /// Blocks of [`MR`] rows that are multiplied with one column panel while it is in the L1 cache: 108 KiB of the left
 /// operand.
 const MICRO_PANELS: usize = 16;
+/// Rows between the row that is fetched and the one that is packed, or written.
+const ROWS_AHEAD: usize = 12;
 /// Number of tasks per thread, if the result is large enough.
 const TASKS_PER_THREAD: usize = 2;
 
@@ -139,21 +142,40 @@ impl<N: Number> RightMatrix<'_, N> {
             let adds_to_sums = first > depths.start;
             let left = |row_block| &left[(row_block * depths.len() + first - depths.start) * MR..][..steps * MR];
             for group in ranges(row_blocks, MICRO_PANELS) {
-                for (panel, sums) in right.chunks_exact(steps * NR).zip(sums.chunks_exact_mut(row_blocks * SUMS)) {
-                    let (fours, rest) = sums.as_chunks_mut::<SUMS>().0[group.clone()].as_chunks_mut::<4>();
-                    for (row_block, sums) in group.clone().step_by(4).zip(fours) {
-                        let left = [0, 1, 2, 3].map(|i| left(row_block + i));
-                        accumulate(left, panel, sums.each_mut(), adds_to_sums);
+                // Two by two tiles at a time; one where a row block or a panel is left over.
+                let panel_pairs = right.chunks(2 * steps * NR).zip(sums.chunks_mut(2 * row_blocks * SUMS));
+                for (panels, sums) in panel_pairs {
+                    let (sums, next_sums) = sums.as_chunks_mut::<SUMS>().0.split_at_mut(row_blocks);
+                    let sums = &mut sums[group.clone()];
+                    if next_sums.is_empty() {
+                        for (row_block, sums) in group.clone().zip(sums) {
+                            accumulate([left(row_block)], [panels], [[sums]], adds_to_sums);
+                        }
+                        continue;
                     }
-                    for (row_block, sums) in (group.end - rest.len()..group.end).zip(rest) {
-                        accumulate([left(row_block)], panel, [sums], adds_to_sums);
+                    let (panel, next_panel) = panels.split_at(steps * NR);
+                    let pairs = sums.chunks_mut(2).zip(next_sums[group.clone()].chunks_mut(2));
+                    for (row_block, pair) in group.clone().step_by(2).zip(pairs) {
+                        match pair {
+                            ([a, b], [c, d]) => {
+                                let left = [left(row_block), left(row_block + 1)];
+                                accumulate(left, [panel, next_panel], [[a, c], [b, d]], adds_to_sums);
+                            }
+                            ([a, ..], [c, ..]) => {
+                                accumulate([left(row_block)], [panel, next_panel], [[a, c]], adds_to_sums);
+                            }
+                            _ => {}
+                        }
                     }
                 }
             }
         }
-        for (panel, sums) in sums.chunks_exact(row_blocks * SUMS).enumerate() {
-            for (row, sums) in sums.chunks_exact(NR).enumerate().take(out.rows()) {
-                let out = &mut out.row(row)[panel * NR..];
+        for row in 0..out.rows() {
+            if row + ROWS_AHEAD < out.rows() {
+                prefetch(out.row(row + ROWS_AHEAD));
+            }
+            let panels = sums[row * NR..].chunks(row_blocks * SUMS);
+            for (out, sums) in out.row(row).chunks_mut(NR).zip(panels) {
                 out.iter_mut().zip(sums).for_each(|(out, sum)| *out += sum);
             }
         }
@@ -163,6 +185,7 @@ impl<N: Number> RightMatrix<'_, N> {
     /// panel.
     fn pack(self, first: usize, rows: usize, columns: Range<usize>, out: &mut [f32]) {
         for (k, row) in self.values[first * self.inputs..].chunks_exact(self.inputs).take(rows).enumerate() {
+            self.prefetch(first + k + ROWS_AHEAD, columns.clone());
             let (whole, rest) = row[columns.clone()].as_chunks::<NR>();
             let mut panels = out.chunks_exact_mut(rows * NR);
             for (row, panel) in whole.iter().zip(&mut panels) {
@@ -175,6 +198,12 @@ impl<N: Number> RightMatrix<'_, N> {
         }
     }
 
+    /// Starts to fetch a part of a row into the cache, if there is such a row.
+    fn prefetch(self, row: usize, columns: Range<usize>) {
+        let start = row * self.inputs;
+        prefetch(self.values.get(start + columns.start..start + columns.end).unwrap_or_default());
+    }
+
     /// Packs the transpose of some columns, from `first` on, of `rows`, in the order panel (of [`NR`] rows), column,
     /// row of the panel. The number of columns follows from the length of `out`.
     fn pack_transposed(self, first: usize, rows: Range<usize>, out: &mut [f32]) {
@@ -183,7 +212,9 @@ impl<N: Number> RightMatrix<'_, N> {
         for (panel, out) in out.chunks_exact_mut(panel_size).enumerate() {
             for lane in (0..NR.min(rows.len() - panel * NR)).step_by(LANES) {
                 let count = LANES.min(rows.len() - panel * NR - lane);
-                let from = &self.values[(rows.start + panel * NR + lane) * self.inputs + first..];
+                let row = rows.start + panel * NR + lane;
+                (row + LANES..row + 2 * LANES).for_each(|row| self.prefetch(row, first..first + steps));
+                let from = &self.values[row * self.inputs + first..];
                 // The leading columns are transposed by intrinsics if there are enough rows, the remaining one by one.
                 let transposed = if count == LANES { transpose(from, self.inputs, steps, &mut out[lane..]) } else { 0 };
                 for (r, from) in from.chunks(self.inputs).take(count).enumerate() {

@@ -174,9 +174,9 @@ fn run_task(call: &Call, pass: &Pass, packed: &PackedWeight, task: &Task, scratc
                     };
                     if tile + 1 < tile_block.end {
                         let [one, other] = two_mut(sums, first, second);
-                        accumulate([weights(tile), weights(tile + 1)], inputs, [one, other], adds_to_sums);
+                        accumulate([weights(tile), weights(tile + 1)], [inputs], [[one], [other]], adds_to_sums);
                     } else {
-                        accumulate([weights(tile)], inputs, [&mut sums[first].0], adds_to_sums);
+                        accumulate([weights(tile)], [inputs], [[&mut sums[first].0]], adds_to_sums);
                     }
                     if block + 1 < depth_blocks {
                         continue;

@@ -160,7 +160,7 @@ fn multiply<const BLOCKS: usize>(kernels: [&[f32]; BLOCKS], patch: &[f32], mut s
     for (i, patch) in patch.chunks(KC * NR).enumerate() {
         let kernels = kernels.map(|kernel| &kernel[i * KC * MR..][..patch.len() / NR * MR]);
         let adds_to_sums = i > 0;
-        accumulate(kernels, patch, sums.each_mut().map(|sums| &mut **sums), adds_to_sums);
+        accumulate(kernels, [patch], sums.each_mut().map(|sums| [&mut **sums]), adds_to_sums);
     }
 }
 

@@ -22,7 +22,9 @@ use rayon::prelude::*;
 
 use super::geometry::{ConvKind, ConvShape};
 use super::parallel::in_pool;
+use super::simd::prefetch;
 use super::tile::{KC, MR, NR, SUMS, accumulate};
+use crate::ops::tiled::ranges;
 use transforms::{kernel_transform, patch_transform, result_transform};
 
 /// Number of elements of a transformed patch or kernel.
@@ -31,6 +33,8 @@ pub const ELEMENTS: usize = 16;
 pub const TAPS: usize = 9;
 /// Kernels that are transformed at a time: a register has eight lanes.
 pub const KERNEL_LANES: usize = 8;
+/// Input channels between the kernels that are fetched and those that are transformed.
+const KERNELS_AHEAD: usize = 8;
 /// Blocks of output channels per task: their kernels stay in the L2 cache for all panels.
 const BLOCKS_PER_TASK: usize = 8;
 /// Panels whose patches a task transforms.
@@ -186,6 +190,12 @@ impl Kernels {
             for first in (0..inputs).step_by(channel_block) {
                 let width = channel_block.min(inputs - first);
                 for c in 0..width {
+                    if is_transposed {
+                        // The kernels of an input channel lie together, far from those of the next one.
+                        let ahead = (first + c + KERNELS_AHEAD) * outputs + block * MR;
+                        let size = kernel_frames * TAPS;
+                        prefetch(weight.get(ahead * size..(ahead + lanes) * size).unwrap_or_default());
+                    }
                     for packed_frame in 0..kernel_frames {
                         // The 3 x 3 kernels of the block's output channels, one per lane.
                         let mut g = [[0.0; KERNEL_LANES]; TAPS];
@@ -264,9 +274,9 @@ fn products(shape: ConvShape, kernels: &Kernels, patches: &[f32], panels: usize,
     let element_size = sums.len() / ELEMENTS;
     sums.par_chunks_mut(element_size).enumerate().for_each(|(element, sums)| {
         sums.par_chunks_mut(group_size).enumerate().for_each(|(group, sums)| {
-            for panel in 0..panels {
-                let patches = &patches[(panel * ELEMENTS + element) * padded_frames * inputs * NR..]
-                    [..padded_frames * inputs * NR];
+            let sums = sums.as_chunks_mut::<SUMS>().0;
+            let blocks = sums.len() / (panels * frames);
+            for pair in ranges(panels, 2) {
                 for frame in 0..frames {
                     // The kernel frames that read real input frames.
                     let first_kernel_frame = input_start.saturating_sub(frame).min(kernel_frames);
@@ -274,28 +284,68 @@ fn products(shape: ConvShape, kernels: &Kernels, patches: &[f32], panels: usize,
                     let read_frames = kernel_end - first_kernel_frame;
                     for first in (0..inputs).step_by(channel_block) {
                         let width = channel_block.min(inputs - first);
-                        let patches = &patches[(first * padded_frames + (frame + first_kernel_frame) * width) * NR..];
-                        let patches = &patches[..read_frames * width * NR];
-                        let weights = |block| {
+                        let patches = |panel: usize| {
+                            let start = (panel * ELEMENTS + element) * padded_frames * inputs;
+                            let start = start + first * padded_frames + (frame + first_kernel_frame) * width;
+                            &patches[start * NR..][..read_frames * width * NR]
+                        };
+                        let weights = |block: usize| {
                             let weights = kernels.at(group * BLOCKS_PER_TASK + block, element);
                             let weights = &weights[(first * kernel_frames + first_kernel_frame * width) * MR..];
                             &weights[..read_frames * width * MR]
                         };
-                        let adds_to_sums = first > 0;
-                        let block_sums = sums.as_chunks_mut::<SUMS>().0.iter_mut().skip(panel * frames + frame);
-                        let mut block_sums = block_sums.step_by(panels * frames).enumerate();
-                        while let Some((block, sums)) = block_sums.next() {
-                            let Some((next, next_sums)) = block_sums.next() else {
-                                accumulate([weights(block)], patches, [sums], adds_to_sums);
-                                break;
-                            };
-                            accumulate([weights(block), weights(next)], patches, [sums, next_sums], adds_to_sums);
-                        }
+                        let products = Products { weights, patches, adds_to_sums: first > 0 };
+                        products.of_panels(pair.clone(), blocks, sums, |block, panel| {
+                            (block * panels + panel) * frames + frame
+                        });
                     }
                 }
             }
         });
     });
+}
+
+/// The products of some blocks of output channels and some panels, over a block of input channels.
+struct Products<W, P> {
+    /// The packed kernels of a block.
+    weights: W,
+    /// The transformed patches of a panel.
+    patches: P,
+    /// Whether the products are added to the sums or overwrite them.
+    adds_to_sums: bool,
+}
+
+impl<'a, W: Fn(usize) -> &'a [f32], P: Fn(usize) -> &'a [f32]> Products<W, P> {
+    /// Computes the sums of one or two panels for blocks 0 to `blocks`: two by two tiles at a time, fewer where a block
+    /// or panel is left over. `tile` returns the index in `sums` of a block and a panel.
+    fn of_panels(
+        &self,
+        panels: Range<usize>,
+        blocks: usize,
+        sums: &mut [[f32; SUMS]],
+        tile: impl Fn(usize, usize) -> usize,
+    ) {
+        let (panel, next_panel) = (panels.start, panels.end - 1);
+        for pair in ranges(blocks, 2) {
+            let (block, next_block) = (pair.start, pair.end - 1);
+            let tiles = [(block, panel), (block, next_panel), (next_block, panel), (next_block, next_panel)];
+            if let Ok([a, b, c, d]) = sums.get_disjoint_mut(tiles.map(|(block, panel)| tile(block, panel))) {
+                let weights = [(self.weights)(block), (self.weights)(next_block)];
+                let patches = [(self.patches)(panel), (self.patches)(next_panel)];
+                accumulate(weights, patches, [[a, b], [c, d]], self.adds_to_sums);
+                continue;
+            }
+            if let Ok([a, b]) = sums.get_disjoint_mut([tile(block, panel), tile(next_block, panel)]) {
+                let weights = [(self.weights)(block), (self.weights)(next_block)];
+                accumulate(weights, [(self.patches)(panel)], [[a], [b]], self.adds_to_sums);
+                continue;
+            }
+            for panel in panels.clone() {
+                let sums = &mut sums[tile(block, panel)];
+                accumulate([(self.weights)(block)], [(self.patches)(panel)], [[sums]], self.adds_to_sums);
+            }
+        }
+    }
 }
 
 /// Transforms the sums of some panels back to the output `[outputs, frames, rows, columns]` and adds the bias.
