@@ -144,7 +144,7 @@ pub enum Command {
     /// Ask what to train on what, write a configuration to begin with, and check it.
     #[command(after_help = examples::INIT)]
     Init(Init),
-    /// Write a small Wan checkpoint with random weights in the official file layout, for trials.
+    /// Write a small model with random weights in the official file layout, for trials.
     #[command(after_help = examples::INIT_TINY)]
     InitTiny(InitTiny),
     /// Show a run, or compare several, in one HTML page: curves, videos before and after, times, warnings.
