@@ -41,6 +41,9 @@ const PATCH: usize = 14;
 const MERGE: usize = 2;
 /// Bounds of a picture in pixels: from 4 to 256 squares.
 const PIXELS: [usize; 2] = [56 * 56, 448 * 448];
+/// Base of the rotary frequencies. The columns of a picture turn the slowest third of them: with a larger base, the few
+/// columns of a small picture would have nearly equal angles.
+const ROPE_THETA: f64 = 10.0;
 /// Number of the network for `drawn_state`.
 const NETWORK: u64 = 0;
 /// Deviation of the embeddings, which are the output layer too: logits of order one, so that all tokens are likely.
@@ -112,7 +115,9 @@ fn smooth_filters(vision: &VisionConfig, drawn: &Tensor) -> Result<Tensor> {
         let first_frame = plane / vision.patch_frames * vision.patch_frames;
         values[(first_frame * patch + quarter(y)) * patch + quarter(x)]
     });
-    Tensor::new(smooth.collect::<Vec<f32>>(), drawn.shape())
+    // The shape of the convolution in published files.
+    let shape = [drawn.shape()[0], 3, vision.patch_frames, patch, patch];
+    Tensor::new(smooth.collect::<Vec<f32>>(), shape)
 }
 
 /// The `config.json` in the layout of the published Qwen2-VL.
@@ -129,7 +134,7 @@ fn config_json() -> Value {
         "hidden_act": "silu",
         "max_position_embeddings": 2048,
         "rms_norm_eps": 1e-6,
-        "rope_theta": 1e4,
+        "rope_theta": ROPE_THETA,
         "rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]},
         "tie_word_embeddings": true,
         "torch_dtype": "float32",
