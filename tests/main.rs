@@ -73,6 +73,8 @@ mod runs;
 mod same_bits;
 mod sequence;
 #[cfg(unix)]
+mod sight;
+#[cfg(unix)]
 mod thread_ranks;
 mod tiny_vision_language;
 #[cfg(unix)]

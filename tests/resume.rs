@@ -146,7 +146,7 @@ fn language(world: &World, algorithm: &str, out: &str, settings: &[&str]) -> Com
 }
 
 /// Makes it seem that a run was killed before its last checkpoint.
-fn remove_the_end(run: &Path, last: &str) {
+pub(crate) fn remove_the_end(run: &Path, last: &str) {
     std::fs::remove_dir_all(run.join("checkpoints").join(last)).unwrap();
     std::fs::remove_file(run.join("summary.json")).unwrap();
 }
