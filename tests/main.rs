@@ -79,6 +79,7 @@ mod thread_ranks;
 mod tiny_vision_language;
 #[cfg(unix)]
 mod vision_language;
+mod vision_policy;
 #[cfg(unix)]
 mod vote;
 #[cfg(unix)]

@@ -4,7 +4,7 @@
 //! the contents of the second file are an entry of its header; saving writes them to a file of their own.
 
 use roll_core::{ParameterSpec, Result, StateDict, header};
-use roll_network::lora::{AdapterWeights, about, put_peft_config};
+use roll_network::lora::{about, put_peft_config};
 
 /// The module of transformers that holds the blocks of a language model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -65,23 +65,9 @@ fn name_in(module: Module, name: &str) -> String {
 const NESTED: [&str; 2] = ["model.language_model.", "language_model.model."];
 
 /// Returns the name of a layer without the modules that hold a language model in a vision-language model.
-pub fn language_name(name: &str) -> String {
+fn language_name(name: &str) -> String {
     match NESTED.iter().find_map(|prefix| name.strip_prefix(prefix)) {
         Some(rest) => format!("model.{rest}"),
         None => name.into(),
-    }
-}
-
-/// Renames the layers of adapters that were trained in a vision-language model; see [`language_name`].
-pub fn name_layers(weights: &mut AdapterWeights) {
-    match weights {
-        AdapterWeights::Lora(lora) => {
-            let layers = std::mem::take(&mut lora.layers);
-            lora.layers = layers.into_iter().map(|(name, layer)| (language_name(&name), layer)).collect();
-        }
-        AdapterWeights::Full(state) => {
-            let tensors = std::mem::take(state);
-            *state = tensors.into_iter().map(|(name, tensor)| (language_name(&name), tensor)).collect();
-        }
     }
 }

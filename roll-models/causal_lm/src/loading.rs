@@ -16,7 +16,6 @@ use roll_network::weights::stored_dtype;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
-use super::adapter::name_layers;
 use super::config::LmConfig;
 use super::loaded::{LoadedModel, decode};
 use super::model::{CausalLm, Origin};
@@ -293,8 +292,7 @@ pub(super) fn initial_adapter(
     config: &LmConfig,
 ) -> Result<Option<InitialAdapter>> {
     let Some(sources) = &options.lora_checkpoint else { return Ok(None) };
-    let mut adapters = sources.open(|path| context.resolve(path)).while_doing(|| "`model.lora_checkpoint`".into())?;
-    adapters.iter_mut().for_each(|adapter| name_layers(&mut adapter.weights));
+    let adapters = sources.open(|path| context.resolve(path)).while_doing(|| "`model.lora_checkpoint`".into())?;
     // Adapters of video models may be for the high-noise or the low-noise expert. Such an adapter is refused, unless only
     // its file name suggests it: there, `high` may mean something else.
     if let Some(adapter) = adapters.iter().find(|adapter| adapter.expert.is_some() && !adapter.expert_from_file_name) {

@@ -24,7 +24,7 @@ use super::source::locate;
 /// The embedding, whose rows are the vocabulary.
 const EMBEDDING: &str = "model.embed_tokens.weight";
 /// The convolution of the patch embedding, which is used as a matrix.
-const PATCH_EMBEDDING: &str = "visual.patch_embed.proj.weight";
+pub(super) const PATCH_EMBEDDING: &str = "visual.patch_embed.proj.weight";
 
 /// Files by which a directory has the weights of a whole model.
 const WHOLE_MODELS: [&str; 2] = ["model.safetensors", "model.safetensors.index.json"];

@@ -10,6 +10,7 @@ use roll_core::{Error, FIRST_PICTURE_ID, Grad, Medium, Picture, Positions, Resul
 use roll_media::{PixelLimits, Pixels};
 
 use super::config::QwenVlConfig;
+use super::loading::PATCH_EMBEDDING;
 use super::patches::{Grid, PatchOrder};
 use super::positions::{self, Placed};
 use super::{indices, tower};
@@ -88,6 +89,10 @@ impl Pictures {
                     "two pictures have the same token ids by chance: leave out one of them".into(),
                 )),
             };
+        }
+        // A check knows the tokens of a picture, and has no weights to read it.
+        if self.tower.shape(PATCH_EMBEDDING).is_none() {
+            return Ok(ids);
         }
         // Other threads may read the table while the tower reads the medium.
         drop(table);

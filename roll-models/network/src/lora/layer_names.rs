@@ -64,6 +64,16 @@ pub(super) fn is_of_image_branch(layer: &str) -> bool {
     layer == "img_emb" || layer.starts_with("img_emb.") || ["k_img", "v_img", "norm_k_img"].into_iter().any(in_block)
 }
 
+/// Modules that hold the blocks of a language model: in vision-language models of present and of older versions of
+/// transformers, and in a language model alone. The files of some models keep the last ones.
+const LANGUAGE_MODELS: [&str; 3] = ["model.language_model.", "language_model.model.", "model."];
+
+/// The names that other versions of a model give to `layer`, if it is a layer of a language model.
+pub(super) fn language_names(layer: &str) -> impl Iterator<Item = String> {
+    let rest = LANGUAGE_MODELS.iter().find_map(|module| layer.strip_prefix(module));
+    rest.into_iter().flat_map(|rest| LANGUAGE_MODELS.iter().map(move |module| format!("{module}{rest}")))
+}
+
 /// Replaces the dots of a name by underscores.
 pub(super) fn flat(layer: &str) -> String {
     layer.replace('.', "_")

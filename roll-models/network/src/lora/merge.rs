@@ -10,7 +10,7 @@ use roll_core::{DType, Tensor};
 use crate::weights::{Change, ChangeOnRead, Checkpoint, Outputs, WeightsError, rewrite};
 
 use super::error::{LoraError, first_names, not_in_base};
-use super::layer_names::{flat, is_of_image_branch, official, official_parameter};
+use super::layer_names::{flat, is_of_image_branch, language_names, official, official_parameter};
 use super::read::layer_error;
 use super::{Difference, Layer, Lora};
 
@@ -229,7 +229,8 @@ impl<'a> BaseKeys<'a> {
 
     /// The key of the parameter `end` (`weight`, `bias`, `modulation`) of a layer.
     fn of(&self, layer: &str, end: &str) -> Option<&'a str> {
-        self.0.get(&format!("{}_{end}", flat(layer))).copied()
+        let key = |layer: &str| self.0.get(&format!("{}_{end}", flat(layer))).copied();
+        key(layer).or_else(|| language_names(layer).find_map(|other| key(&other)))
     }
 
     /// The key of the parameter with this whole name.

@@ -221,7 +221,8 @@ impl Lora {
         Ok(())
     }
 
-    /// Recovers the dots of undotted names from the parameter names of their model.
+    /// Recovers the dots of undotted names from the parameter names of their model, and gives layers of a language model
+    /// the names that they have there.
     pub fn resolve<'a>(&mut self, parameters: impl IntoIterator<Item = &'a str>) {
         let modules: BTreeMap<String, String> = parameters
             .into_iter()
@@ -238,6 +239,13 @@ impl Lora {
             }
             false
         });
+        let is_known = |name: &str| modules.get(&layer_names::flat(name)).is_some_and(|dotted| dotted == name);
+        for name in self.layers.keys().filter(|name| !is_known(name)).cloned().collect::<Vec<_>>() {
+            let own = layer_names::language_names(&name).find(|other| is_known(other));
+            if let Some((own, layer)) = own.and_then(|own| Some((own, self.layers.remove(&name)?))) {
+                self.layers.insert(own, layer);
+            }
+        }
     }
 
     /// The names of layers that Wan does not have. If no layer is in one of Wan's blocks, the LoRA is for another model

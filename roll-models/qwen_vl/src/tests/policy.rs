@@ -70,6 +70,17 @@ fn pictures_become_tokens_in_their_places_and_one_mark_again() {
 }
 
 #[test]
+fn a_check_knows_the_tokens_of_a_picture_without_weights() {
+    let directory = checkpoint();
+    let options = json!({"model_path": directory.path()});
+    let options = parse_options::<PolicyOptions>("model", options.as_object().unwrap()).unwrap();
+    let context = BuildContext { headers_only: true, ..BuildContext::new("flex") };
+    let checked = open_policy(&options, &context).unwrap();
+    let tokens = |model: &CausalLm| model.tokenize_with_pictures("\u{fffc}Where?", &[picture(3)]).unwrap();
+    assert_eq!(tokens(&checked), tokens(&open(directory.path(), json!({})).unwrap()));
+}
+
+#[test]
 fn pictures_are_forgotten_unless_they_were_shown_since_the_previous_call() {
     let directory = checkpoint();
     let mut model = open(directory.path(), json!({})).unwrap();
@@ -183,6 +194,8 @@ fn a_full_checkpoint_is_a_model_of_its_own() {
     save_safetensors(out.path().join("model.safetensors"), &state, &Default::default()).unwrap();
     let before = Checkpoint::open(directory.path().join("model.safetensors")).unwrap();
     assert!(before.keys().eq(state.keys().map(String::as_str)), "with the vision tower");
+    let patches = &state["visual.patch_embed.proj.weight"];
+    assert_eq!(patches.shape(), [64, 3, 2, 14, 14], "the convolution that transformers reads");
     let log_probs = |model: &mut CausalLm| {
         let prompt = model.tokenize_with_pictures("\u{fffc}Where?", &[picture(40)]).unwrap();
         evaluated(model, &prompt, 6)
