@@ -118,12 +118,18 @@ fn avx512<const ROWS: usize, const COLUMNS: usize>(
             }
         }
     }
-    for (products, sums) in products.iter().flatten().zip(sums.into_iter().flatten()) {
-        for (row, sums) in products.iter().zip(sums.chunks_exact_mut(NR)) {
-            // SAFETY: the chunk has sixteen numbers.
-            unsafe {
-                let sum = if adds_to_sums { _mm512_add_ps(_mm512_loadu_ps(sums.as_ptr()), *row) } else { *row };
-                _mm512_storeu_ps(sums.as_mut_ptr(), sum);
+    // By index: through iterators, the compiler would keep the products in memory, and write them in each step.
+    for r in 0..ROWS {
+        for c in 0..COLUMNS {
+            for o in 0..MR {
+                let sums = &mut sums[r][c][o * NR..][..NR];
+                // SAFETY: these are sixteen numbers.
+                unsafe {
+                    let product = products[r][c][o];
+                    let sum =
+                        if adds_to_sums { _mm512_add_ps(_mm512_loadu_ps(sums.as_ptr()), product) } else { product };
+                    _mm512_storeu_ps(sums.as_mut_ptr(), sum);
+                }
             }
         }
     }
