@@ -12,7 +12,7 @@ import textwrap
 from PIL import Image, ImageDraw, ImageFont
 
 # Prompts that differ in every attribute, by their lines in unseen.txt.
-SHOWN = [1, 8, 15, 22, 27, 33, 40, 46]
+SHOWN = [1, 17, 23, 32, 34, 43]
 SIDE, GAP, LEFT, TEXT = 128, 4, 78, 58
 
 run, output = pathlib.Path(sys.argv[1]), sys.argv[2]
