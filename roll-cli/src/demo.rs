@@ -222,6 +222,7 @@ fn faces(user: &MergedConfig, algorithm: &str) -> Result<ConfigLayers> {
     }
 }
 
+/// Whether the user names no reward.
 fn names_no_reward(user: &MergedConfig) -> bool {
     user.peek("reward").is_none_or(|rewards| *rewards == json!([]))
 }
