@@ -70,7 +70,7 @@ fn examples_and_demos_have_no_idle_keys() {
         &["roll-cli/src/demo_sft.yaml"],
         &["roll-cli/src/demo_dpo.yaml"],
         &["demo/agent/sft.yaml"],
-        &["demo/picture/follow.yaml"],
+        &["roll-cli/src/demo_picture.yaml"],
     ] {
         let layers = files.iter().fold(ConfigLayers::new(), |layers, file| layers.text(file, &text(file)).unwrap());
         let notes = layers.load(Some(&registry)).unwrap().without_effect(&registry).unwrap();

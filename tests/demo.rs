@@ -46,6 +46,19 @@ fn the_demo_reports_its_results_and_is_reproducible() {
     assert_eq!(rows, metrics(&again));
 }
 
+#[test]
+fn the_picture_demo_draws_held_out_prompts_before_and_after() {
+    let dir = tempfile::tempdir().unwrap();
+    let picture = [&["run", "--model", "z_image"], &SHORT[..]].concat();
+    let printed_text = done(dir.path(), &picture);
+    assert!(printed_text.contains("unseen check"), "{printed_text}");
+    let run = dir.path().join("runs/picture");
+    for file in ["comparison.png", "report.html", "samples/before/unseen-001.png", "samples/after/unseen-001.png"] {
+        assert!(run.join(file).is_file(), "{file}");
+    }
+    assert_eq!(metrics(&run).len(), 3, "before training, and two steps");
+}
+
 /// In a network namespace of its own there is no interface that reaches anything, not even this machine.
 #[cfg(target_os = "linux")]
 #[test]
@@ -108,13 +121,19 @@ fn model_or_clips_alone_disable_the_demo_with_a_message() {
 #[test]
 fn the_demo_on_a_gpu_has_one_rank() {
     let dir = tempfile::tempdir().unwrap();
-    for (backend, ranks, samples) in [("flex", "4", "1"), ("libtorch", "4", "1"), ("cuda:1", "1", "4")] {
-        let printed_text = done(dir.path(), &["config", "--backend", backend]);
+    for (model, backend, ranks, samples) in [
+        ("wan2_2", "flex", "4", "1"),
+        ("wan2_2", "libtorch", "4", "1"),
+        ("wan2_2", "cuda:1", "1", "4"),
+        ("z_image", "flex", "4", "4"),
+        ("z_image", "cuda:1", "1", "16"),
+    ] {
+        let printed_text = done(dir.path(), &["config", "--model", model, "--backend", backend]);
         let value = |key: &str| {
             let line = printed_text.lines().find(|line| line.starts_with(&format!("{key}:")))?;
             line.split_whitespace().nth(1)
         };
         let found = [value("ranks"), value("training.per_device_train_batch_size")];
-        assert_eq!(found, [Some(ranks), Some(samples)], "{backend}: {printed_text}");
+        assert_eq!(found, [Some(ranks), Some(samples)], "{model} on {backend}: {printed_text}");
     }
 }

@@ -23,7 +23,7 @@ const MACHINE: [&str; 6] = ["--on", "1x24", "--tflops", "1", "--host-memory", "6
 type Case = (&'static str, &'static [&'static str]);
 
 /// Configurations that are complete without other files than those of the repository and of a [`World`].
-const COMPLETE: [Case; 13] = [
+const COMPLETE: [Case; 14] = [
     ("short", &["ROOT/examples/short.yaml"]),
     (
         "reward_fl_clip",
@@ -33,6 +33,7 @@ const COMPLETE: [Case; 13] = [
     ("demo-diffusion_nft", &["--algo", "diffusion_nft"]),
     ("demo-flow_grpo", &["--algo", "flow_grpo"]),
     ("demo-flow_matching", &["--algo", "flow_matching"]),
+    ("demo-picture", &["--model", "z_image"]),
     ("demo-agentic_ppo", &["--algo", "agentic_ppo", "--model", "causal_lm"]),
     ("demo-sft", &["--algo", "sft", "--model", "causal_lm"]),
     ("demo-dpo", &["--algo", "dpo", "--model", "causal_lm"]),
@@ -119,10 +120,11 @@ fn by_line(json: &str) -> String {
 fn without_measurements(check: &str) -> String {
     let mut lines = String::new();
     for line in check.lines() {
-        let scored = line.split_once(" scores the first ").and_then(|(reward, rest)| {
+        let scored = [" scores the first ", " scores a grey "].into_iter().find_map(|scores| {
+            let (reward, rest) = line.split_once(scores)?;
             let (what, rest) = rest.split_once(' ')?;
             let (_, end) = rest.split_once(" s").unwrap_or((rest, ""));
-            Some(format!("{reward} scores the first {what} #, in # s{end}"))
+            Some(format!("{reward}{scores}{what} #, in # s{end}"))
         });
         let _ = writeln!(lines, "{}", scored.as_deref().unwrap_or(line));
     }

@@ -11,7 +11,7 @@ use crate::program::root;
 /// A part of the page, and the tests of what it says: `FILE::NAME`, or the directory of a parity case.
 type Promise = (&'static str, &'static [&'static str]);
 
-const PROMISES: [Promise; 52] = [
+const PROMISES: [Promise; 53] = [
     (
         "back-propagates a differentiable reward through the VAE decoder",
         &["tests/reward_fl_gradient.rs::score_gradients_match_finite_differences", "tests/fixtures/reward_fl_step"],
@@ -48,6 +48,7 @@ const PROMISES: [Promise; 52] = [
     ("The demo downloads nothing", &["tests/demo.rs::the_demo_runs_without_a_network"]),
     ("$ roll run  ", &["tests/demo.rs::the_demo_reports_its_results_and_is_reproducible"]),
     ("$ xdg-open runs/demo/report.html", &["tests/report.rs::a_browser_shows_the_curves_and_videos_of_reports"]),
+    ("$ roll run --model z_image", &["tests/demo.rs::the_picture_demo_draws_held_out_prompts_before_and_after"]),
     (
         "$ roll run --algo agentic_ppo --model causal_lm",
         &["tests/agent.rs::an_agent_run_writes_curves_trajectories_and_figures"],
@@ -285,12 +286,13 @@ const PROMISES: [Promise; 52] = [
 ];
 
 /// Parts of the page that no test of this repository can show, and why.
-const UNTESTED: [(&str, &str); 15] = [
+const UNTESTED: [(&str, &str); 16] = [
     ("# roll", "the title"),
     ("Post-train generative models against rewards, in Rust.", "the sum of what follows"),
     ("![reference, before, after]", "a picture"),
     ("*The built-in demo, a toy of 3.6 million weights", "the caption of that picture, as measured"),
     ("Rows: data set, base model, trained model", "the caption of that picture, as measured"),
+    ("![prompts, base, trained]", "a picture and its caption, as measured"),
     ("No one has trained a 14B model", "a fact, not a promise"),
     ("A step of its shapes with random weights took", "measured on an H200: bench/results/gpu"),
     ("| `--backend` | for |", "the head of a table"),

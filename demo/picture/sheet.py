@@ -12,8 +12,8 @@ import textwrap
 from PIL import Image, ImageDraw, ImageFont
 
 # Prompts that differ in every attribute, by their lines in unseen.txt.
-SHOWN = [1, 8, 15, 22, 27, 33, 40, 46]
-SIDE, GAP, LEFT, TEXT = 128, 4, 78, 58
+SHOWN = [1, 17, 23, 32, 34, 43]
+SIDE, GAP, LEFT, TEXT = 110, 4, 78, 58
 
 run, output = pathlib.Path(sys.argv[1]), sys.argv[2]
 prompts = (pathlib.Path(__file__).resolve().parents[1] / "assets/z_image/unseen.txt").read_text().splitlines()
@@ -29,4 +29,4 @@ for column, prompt in enumerate(SHOWN):
         sheet.paste(picture.resize((SIDE, SIDE), Image.Resampling.BICUBIC), (x, TEXT + row * (SIDE + GAP)))
 for row, word in enumerate(["base", "trained"]):
     draw.text((4, TEXT + row * (SIDE + GAP) + SIDE // 2 - 8), word, "black", ImageFont.load_default(16))
-sheet.quantize(128).save(output, optimize=True)
+sheet.save(output, optimize=True)

@@ -9,11 +9,12 @@
 
 `vae` and `model` write a diffusers directory of Z-Image. `scorer` writes a CLIP. `attributes` trains a convolutional
 network, which no run uses, to read style and colour of the hair, glasses and background, and reads them from the
-pictures of a run. `vae` comes before `model`; the others need only the portraits. Needs torch, diffusers, transformers,
-safetensors and Pillow.
+pictures of a run. `vae` comes before `model`, which trains further when it is called again; the others need only the
+portraits. Needs torch, diffusers, transformers, safetensors and Pillow.
 """
 
 import argparse
+import copy
 import csv
 import json
 import math
@@ -27,6 +28,10 @@ from PIL import Image
 from safetensors.torch import save_file
 
 SIDE = 64
+# Channels of the latents, whose pixels are four pixels wide.
+CHANNELS = 8
+# Positions of a caption: Z-Image fills them up to multiples of 32.
+TOKENS = 32
 SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
 WORDS = ("user assistant a person with hair and no glasses background , short curly long tied black brown blond red white blue "
          "pink green grey yellow dark").split()
@@ -94,7 +99,7 @@ class Muon(torch.optim.Optimizer):
                 momentum.lerp_(parameter.grad, 0.05)
                 x = parameter.grad.lerp(momentum, 0.95).reshape(len(parameter), -1)
                 rows, columns = x.shape
-                x = (x.T if rows > columns else x) / (x.norm() + 1e-12)
+                x = ((x.T if rows > columns else x) / (x.norm() + 1e-12)).bfloat16()
                 for _ in range(5):
                     gram = x @ x.T
                     x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
@@ -118,13 +123,20 @@ class Schedule:
     def done(self):
         return (time.time() - self.start) / 60 / self.minutes
 
-    def step(self, loss, note=""):
+    def step(self, loss, note="", copies=None):
+        """Updates the weights by the gradient of `loss`, which is that of their `copies` if there are any."""
         loss.backward()
+        for parameter, copied in zip(self.parameters, copies or []):
+            parameter.grad = None if copied.grad is None else copied.grad.float()
+            copied.grad = None
         torch.nn.utils.clip_grad_norm_(self.parameters, 1.0)
         for optimizer, rate in self.optimizers:
             optimizer.param_groups[0]["lr"] = rate * min(1, (self.updates + 1) / 50) * max(0.0, 1 - self.done())
             optimizer.step()
             optimizer.zero_grad()
+        with torch.no_grad():
+            for parameter, copied in zip(self.parameters, copies or []):
+                copied.copy_(parameter)
         self.updates += 1
         self.mean = loss.item() if self.mean is None else 0.98 * self.mean + 0.02 * loss.item()
         if self.updates % 100 == 0:
@@ -145,34 +157,52 @@ def save_state(path, network, dtype):
     save_file({name: weight.detach().to(dtype).contiguous() for name, weight in network.state_dict().items()}, path)
 
 
+def face_weights():
+    """Weights of the pixels [64, 64]: eyes, glasses and mouth count three times."""
+    weights = torch.ones(SIDE, SIDE)
+    weights[20:46, 18:46] = 3.0
+    return weights / weights.mean()
+
+
+def picture_loss(decoded, x, w):
+    """Absolute and squared differences of pixels with weights w, and differences of their edges."""
+    error = decoded - x
+    edges = sum((w.narrow(d, 1, w.shape[d] - 1) * error.diff(dim=d).abs()).mean() for d in (-2, -1))
+    return (w * error.abs()).mean() + 2 * (w * error.square()).mean() + edges
+
+
+def psnr(decoded, x):
+    return 10 * math.log10(4 / (decoded - x).square().mean().item())
+
+
 def train_vae(arguments, generator):
     from diffusers import AutoencoderKL
-    vae = AutoencoderKL(down_block_types=["DownEncoderBlock2D"] * 4, up_block_types=["UpDecoderBlock2D"] * 4,
-                        block_out_channels=[16, 32, 48, 64], layers_per_block=1, latent_channels=16, norm_num_groups=8,
+    vae = AutoencoderKL(down_block_types=["DownEncoderBlock2D"] * 3, up_block_types=["UpDecoderBlock2D"] * 3,
+                        block_out_channels=[16, 32, 64], layers_per_block=1, latent_channels=CHANNELS, norm_num_groups=8,
                         use_quant_conv=False, use_post_quant_conv=False, mid_block_add_attention=True, sample_size=SIDE,
                         scaling_factor=1.0, shift_factor=0.0).to(memory_format=torch.channels_last)
     pictures, _ = portraits(arguments.portraits)
+    weights = face_weights()
     schedule = Schedule(list(vae.parameters()), 2e-3, arguments.minutes, muon=0.02)
     while schedule.done() < 1:
-        x = pictures[drawn(len(pictures), 8, generator)].float() / 127.5 - 1
-        if schedule.done() < 0.7:
-            top, left = torch.randint(0, 3, (2,), generator=generator).tolist()
-            x = x[:, :, 8 * top:8 * top + 48, 8 * left:8 * left + 48]
+        x = pictures[drawn(len(pictures), 16, generator)].float() / 127.5 - 1
+        w = weights
+        if schedule.done() < 0.8:
+            top, left = torch.randint(0, 33, (2,), generator=generator).tolist()
+            x, w = (values[..., top:top + 32, left:left + 32] for values in (x, w))
         with torch.autocast("cpu", torch.bfloat16, enabled=schedule.done() < 0.9):
             code = vae.encode(x.contiguous(memory_format=torch.channels_last)).latent_dist
             decoded = vae.decode(code.sample(generator)).sample
         decoded = decoded.float()
-        edges = sum(F.l1_loss(decoded.diff(dim=d), x.diff(dim=d)) for d in (2, 3))
-        square = F.mse_loss(decoded, x)
-        loss = F.l1_loss(decoded, x) + 2 * square + edges / 2 + 1e-6 * code.kl().float().mean()
-        schedule.step(loss, f"PSNR {10 * math.log10(4 / square.item()):.1f}")
+        loss = picture_loss(decoded, x, w) + 1e-5 * code.kl().float().mean()
+        schedule.step(loss, f"PSNR {psnr(decoded, x):.1f}")
     vae.eval()
+    x = pictures[:512].float() / 127.5 - 1
     with torch.no_grad():
-        means = torch.cat([vae.encode(part.float() / 127.5 - 1).latent_dist.mean for part in pictures[:512].split(64)])
+        means = torch.cat([vae.encode(part).latent_dist.mean for part in x.split(64)])
         decoded = torch.cat([vae.decode(part).sample for part in means.split(64)])
-        error = (decoded - (pictures[:512].float() / 127.5 - 1)).square().mean()
-        shift, scale = float(means.mean()), float(1 / means.std())
-    print(f"PSNR {10 * math.log10(4 / float(error)):.1f} dB, shift {shift:.4f}, scale {scale:.4f}")
+    shift, scale = float(means.mean()), float(1 / means.std())
+    print(f"PSNR {psnr(decoded, x):.1f} dB, shift {shift:.4f}, scale {scale:.4f}")
     vae.register_to_config(shift_factor=shift, scaling_factor=scale)
     vae.save_config(arguments.out / "vae")
     save_state(arguments.out / "vae/diffusion_pytorch_model.safetensors", vae.to(memory_format=torch.contiguous_format),
@@ -187,54 +217,93 @@ def build_model():
         num_attention_heads=4, num_key_value_heads=2, head_dim=16, tie_word_embeddings=True, max_position_embeddings=512,
         rms_norm_eps=1e-6, rope_parameters={"rope_type": "default", "rope_theta": 1e6}, initializer_range=0.1))
     dit = ZImageTransformer2DModel(
-        all_patch_size=(2,), all_f_patch_size=(1,), in_channels=16, dim=128, n_layers=4, n_refiner_layers=1, n_heads=4,
-        n_kv_heads=4, norm_eps=1e-5, qk_norm=True, cap_feat_dim=64, rope_theta=256.0, t_scale=1000.0,
+        all_patch_size=(2,), all_f_patch_size=(1,), in_channels=CHANNELS, dim=128, n_layers=5, n_refiner_layers=1,
+        n_heads=4, n_kv_heads=4, norm_eps=1e-5, qk_norm=True, cap_feat_dim=64, rope_theta=256.0, t_scale=1000.0,
         axes_dims=[8, 12, 12], axes_lens=[1536, 512, 512])
     return text, dit
 
 
 def features(text, prompts):
-    """Features of each prompt, [tokens, 64], of the states before the last layer."""
+    """Features of each prompt [prompts, 32, 64], of the states before the last layer, and which of them are fillers."""
     ids = [templated(prompt) for prompt in prompts]
-    longest = max(map(len, ids))
-    padded = torch.tensor([row + [0] * (longest - len(row)) for row in ids])
-    mask = torch.tensor([[1] * len(row) + [0] * (longest - len(row)) for row in ids])
-    states = text(padded, attention_mask=mask, output_hidden_states=True).hidden_states[-2]
-    return [state[:len(row)] for state, row in zip(states, ids)]
+    mask = torch.tensor([[1] * len(row) + [0] * (TOKENS - len(row)) for row in ids])
+    padded = torch.tensor([row + [0] * (TOKENS - len(row)) for row in ids])
+    return text(padded, attention_mask=mask, output_hidden_states=True).hidden_states[-2], mask == 0
+
+
+class Attention:
+    """The attention of diffusers' `ZSingleStreamAttnProcessor`, with fewer and faster operations on a CPU in bf16."""
+
+    def __call__(self, attn, hidden_states, encoder_hidden_states=None, attention_mask=None, freqs_cis=None):
+        n, length, dim = hidden_states.shape
+        projection = torch.cat([attn.to_q.weight, attn.to_k.weight, attn.to_v.weight])
+        q, k, v = F.linear(hidden_states, projection).view(n, length, 3, attn.heads, -1).unbind(2)
+        cosine = freqs_cis.real.repeat_interleave(2, -1)[:, :, None].to(q.dtype)
+        sine = torch.stack([-freqs_cis.imag, freqs_cis.imag], -1).flatten(-2)[:, :, None].to(q.dtype)
+
+        def turned(x):
+            return x * cosine + x.unflatten(-1, (-1, 2)).flip(-1).flatten(-2) * sine
+
+        q, k, v = (x.transpose(1, 2) for x in (turned(attn.norm_q(q)), turned(attn.norm_k(k)), v))
+        seen = (q * q.shape[-1] ** -0.5 @ k.transpose(-1, -2)).softmax(-1) @ v
+        return attn.to_out[0](seen.transpose(1, 2).reshape(n, length, dim))
+
+
+def velocity(dit, noisy, sigma, captions, fillers):
+    """The transformer's output for `noisy` [pictures, channels, height, width].
+
+    What its own `forward` computes, picture by picture, for pictures of one size and captions of at most `TOKENS`.
+    """
+    n, c, h, w = noisy.shape
+    level = dit.t_embedder((1 - sigma) * dit.t_scale)
+    patches = noisy.view(n, c, h // 2, 2, w // 2, 2).permute(0, 2, 4, 3, 5, 1).reshape(n, h * w // 4, 4 * c)
+    rows, columns = (grid.flatten() for grid in torch.meshgrid(torch.arange(h // 2), torch.arange(w // 2), indexing="ij"))
+    x_turns = dit.rope_embedder(torch.stack([torch.full_like(rows, TOKENS + 1), rows, columns], 1))[None]
+    words = torch.arange(1, TOKENS + 1)
+    caption_turns = dit.rope_embedder(torch.stack([words, 0 * words, 0 * words], 1))[None]
+    x = dit.all_x_embedder["2-1"](patches)
+    for layer in dit.noise_refiner:
+        x = layer(x, None, x_turns, level)
+    captions = torch.where(fillers[..., None], dit.cap_pad_token, dit.cap_embedder(captions))
+    for layer in dit.context_refiner:
+        captions = layer(captions, None, caption_turns)
+    both, turns = torch.cat([x, captions], 1), torch.cat([x_turns, caption_turns], 1)
+    for layer in dit.layers:
+        both = layer(both, None, turns, level)
+    patches = dit.all_final_layer["2-1"](both, c=level)[:, :h * w // 4]
+    return patches.view(n, h // 2, w // 2, 2, 2, c).permute(0, 5, 1, 3, 2, 4).reshape(n, c, h, w)
 
 
 def train_model(arguments, generator):
     from diffusers import AutoencoderKL
-    vae = AutoencoderKL.from_pretrained(arguments.out / "vae")
     pictures, prompts = portraits(arguments.portraits, "carelessly")
+    vae = AutoencoderKL.from_pretrained(arguments.out / "vae")
     with torch.no_grad():
         latents = torch.cat([vae.encode(part.float() / 127.5 - 1).latent_dist.mean for part in pictures.split(64)])
     latents = (latents - vae.config.shift_factor) * vae.config.scaling_factor
     text, dit = build_model()
-    parameters = [*text.parameters(), *dit.parameters()]
+    # A second call trains the first one's networks further.
+    if (arguments.out / "transformer").exists():
+        text = type(text).from_pretrained(arguments.out / "text_encoder").float()
+        dit = type(dit).from_pretrained(arguments.out / "transformer").float()
+    for block in [*dit.noise_refiner, *dit.context_refiner, *dit.layers]:
+        block.attention.processor = Attention()
+    # Values are computed in bf16 by copies, whose gradients update the weights in f32.
+    text_bf16, dit_bf16 = (copy.deepcopy(network).bfloat16() for network in (text, dit))
+    parameters, copies = ([*t.parameters(), *d.parameters()] for t, d in ((text, dit), (text_bf16, dit_bf16)))
     print(f"{sum(p.numel() for p in dit.parameters())} weights of the transformer", flush=True)
     schedule = Schedule(parameters, 2e-3, arguments.minutes, muon=0.02)
-    averages = None
     while schedule.done() < 1:
-        chosen = drawn(len(latents), 32, generator)
+        chosen = drawn(len(latents), 16, generator)
         clean = latents[chosen]
         noise = torch.randn(clean.shape, generator=generator)
         # The levels of a schedule with shift 3.
         sigma = torch.rand(len(clean), generator=generator)
         sigma = 3 * sigma / (1 + 2 * sigma)
         s = sigma.view(-1, 1, 1, 1)
-        noisy = (1 - s) * clean + s * noise
-        captions = features(text, [prompts[i] for i in chosen])
-        raw = dit(list(noisy.unsqueeze(2)), 1 - sigma, captions, return_dict=False)[0]
-        loss = F.mse_loss(torch.stack(list(raw)).squeeze(2), clean - noise)
-        schedule.step(loss)
-        if schedule.done() > 0.6:
-            with torch.no_grad():
-                now = [p.detach().clone() for p in parameters]
-                averages = now if averages is None else [a.lerp(b, 0.02) for a, b in zip(averages, now)]
-    with torch.no_grad():
-        for parameter, average in zip(parameters, averages):
-            parameter.copy_(average)
+        noisy = ((1 - s) * clean + s * noise).bfloat16()
+        raw = velocity(dit_bf16, noisy, sigma, *features(text_bf16, [prompts[i] for i in chosen]))
+        schedule.step(F.mse_loss(raw.float(), clean - noise), copies=copies)
     out = arguments.out
     dit.save_config(out / "transformer")
     save_state(out / "transformer/diffusion_pytorch_model.safetensors", dit, torch.bfloat16)
@@ -362,7 +431,8 @@ def train_attributes(arguments, generator):
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    kinds = {"vae": (train_vae, 7), "model": (train_model, 5), "scorer": (train_scorer, 1.1), "attributes": (train_attributes, 0.5)}
+    kinds = {"vae": (train_vae, 13), "model": (train_model, 30), "scorer": (train_scorer, 1.1),
+             "attributes": (train_attributes, 0.5)}
     parser.add_argument("what", choices=kinds)
     parser.add_argument("portraits", type=pathlib.Path)
     parser.add_argument("out", type=pathlib.Path)

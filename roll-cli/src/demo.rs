@@ -1,7 +1,8 @@
 //! The demos: runs of a configuration that names neither a model nor data.
 //!
-//! The video demo trains on the small world in `demo/assets`, the language demo trains the small model that is built
-//! in. [`layers`] returns a demo's configuration as the lowest layer, below that of the user.
+//! The video demo trains on the small world in `demo/assets`, the picture demo trains the small Z-Image there, and the
+//! language demo trains the small model that is built in. [`layers`] returns a demo's configuration as the lowest layer,
+//! below that of the user.
 
 use std::path::{Path, PathBuf};
 
@@ -28,6 +29,8 @@ roll_core::inventory::submit! { roll_core::Variable(VARIABLE) }
 /// The file by which the directory of the demo's files is recognized.
 const MARKER_FILE: &str = "wan22_paths.json";
 
+/// The configuration of the picture demo.
+const PICTURE_CONFIG: &str = include_str!("demo_picture.yaml");
 /// The configuration of flow matching on the demo's clips.
 const CLIPS_CONFIG: &str = include_str!("demo_flow_matching.yaml");
 /// The configuration of supervised fine-tuning on the demo's conversations.
@@ -43,6 +46,8 @@ const ENVIRONMENT_CONFIG: &str = include_str!("demo_agent_env.yaml");
 /// Added to the video demo on a GPU: one rank with the samples of the CPU's four ranks. The demo was trained in this
 /// way on a GPU, and never with several threads there.
 const VIDEO_ON_GPU: &str = "ranks: 1\ntraining:\n  per_device_train_batch_size: 4\n";
+/// Added to the picture demo on a GPU, with the samples of the CPU's four ranks.
+const PICTURE_ON_GPU: &str = "ranks: 1\ntraining:\n  per_device_train_batch_size: 16\n";
 /// Added to the language demo on a GPU. The samples of that demo are not counted by rank.
 const LANGUAGE_ON_GPU: &str = "ranks: 1\n";
 
@@ -50,6 +55,11 @@ const LANGUAGE_ON_GPU: &str = "ranks: 1\n";
 const WAN_FILES: [&str; 2] = ["model.model_paths", "model.model_id_with_origin_paths"];
 /// The key that names the clips on which a video model is trained.
 const WAN_CLIPS: &str = "data.metadata";
+
+/// The model of the picture demo.
+const PICTURE_MODEL: &str = "z_image";
+/// Keys that name files of such a model, or prompts.
+const PICTURE_FILES: [&str; 3] = ["model.model_path", "model.dit_path", WAN_CLIPS];
 
 /// The demo that the user's configuration asks for; `None` if it names a model or data, or an algorithm without a demo.
 pub fn layers(user: &MergedConfig) -> Result<Option<ConfigLayers>> {
@@ -63,6 +73,9 @@ pub fn layers(user: &MergedConfig) -> Result<Option<ConfigLayers>> {
     let (layers, on_gpu) = match (algorithm, ALGORITHM_CONFIGS.iter().find(|(name, _)| *name == algorithm)) {
         (_, Some((_, config))) if is_video_demo => (faces(user, config)?, VIDEO_ON_GPU),
         ("flow_matching", _) if is_video_demo => (clips()?, VIDEO_ON_GPU),
+        ("reward_fl", _) if names_model_alone(PICTURE_MODEL, &PICTURE_FILES) && names_no_reward(user) => {
+            (portraits()?, PICTURE_ON_GPU)
+        }
         ("sft", _) if names_model_alone(LANGUAGE.model, &["model.model_path", "algo.data"]) => {
             (texts(CONVERSATIONS_CONFIG, "conversations.jsonl")?, LANGUAGE_ON_GPU)
         }
@@ -142,8 +155,7 @@ fn missing_part(user: &MergedConfig) -> Option<String> {
         return None;
     }
     // The reward is missing, too, unless one is named or the algorithm uses none.
-    let names_no_reward = || user.peek("reward").is_none_or(|rewards| *rewards == json!([]));
-    let needs_reward = !is_one_of("algo.name", &["flow_matching"]) && names_no_reward();
+    let needs_reward = !is_one_of("algo.name", &["flow_matching"]) && names_no_reward(user);
     let (and_reward, reward_key) = if needs_reward { (" and reward", ", `reward`") } else { ("", "") };
     let files = WAN_FILES.into_iter().find(|key| user.peek(key).is_some());
     let (named, unused, needed) = match (files, user.peek(WAN_CLIPS)) {
@@ -174,6 +186,13 @@ fn clips() -> Result<ConfigLayers> {
     text_in("the demo", CLIPS_CONFIG, &directory)
 }
 
+/// The picture demo, in which portraits learn to follow their prompts.
+fn portraits() -> Result<ConfigLayers> {
+    let directory = directory()?;
+    tracing::info!("no model files and no prompts are named: this is the picture demo in {}", directory.display());
+    text_in("the demo", PICTURE_CONFIG, &directory)
+}
+
 /// The demo of an algorithm on texts from the agent's environment: its configuration, and the name of the file with the
 /// texts.
 fn texts(config: &str, file: &str) -> Result<ConfigLayers> {
@@ -201,6 +220,11 @@ fn faces(user: &MergedConfig, algorithm: &str) -> Result<ConfigLayers> {
         true => Ok(layers),
         false => Ok(text_in("the demo's reward", REWARD_CONFIG, &directory)?.over(layers)),
     }
+}
+
+/// Whether the user names no reward.
+fn names_no_reward(user: &MergedConfig) -> bool {
+    user.peek("reward").is_none_or(|rewards| *rewards == json!([]))
 }
 
 /// Whether the user names a reward that is not the demo's.

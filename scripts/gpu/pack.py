@@ -29,7 +29,7 @@ READ = ["scripts", "bench"]
 # Archives, and where they are unpacked below the directory of a run.
 ARCHIVES = {"fixtures": "tree/tests/fixtures", "demo": "tree/demo/assets", "kernels": "cache/kernels"}
 # Pictures of the pages.
-PICTURES = ["learned.gif", "score_against_kl.png", "vae_reconstructions.png"]
+PICTURES = ["learned.gif", "portraits.png", "score_against_kl.png", "vae_reconstructions.png"]
 
 
 def newest(directory, stem):

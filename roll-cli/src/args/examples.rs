@@ -17,6 +17,7 @@ Exit codes:
 
 pub const RUN: &str = r"Examples:
   roll run                                         the demo
+  roll run --model z_image                         the demo of pictures
   roll run --algo agentic_ppo --model causal_lm    the demo of an agent
   roll run my.yaml --set strategy.name=zero --set save_steps=10
   roll run --resume runs/my                        continue where it stopped
