@@ -54,11 +54,12 @@ const RECIPES: [Case; 3] = [
 const OF_RECIPES: [&str; 4] = ["--set", "backend=flex", "--set", "model.tokenizer_path=tiny/google/umt5-xxl"];
 
 /// Configurations that need files of others: `config` alone.
-const INCOMPLETE: [Case; 7] = [
+const INCOMPLETE: [Case; 8] = [
     ("judge-warm", &["ROOT/demo/judge/warm.yaml"]),
     ("recipe-videoalign-reward-fl", &["ROOT/examples/recipes/videoalign-reward-fl.yaml"]),
     ("recipe-videoalign-nft", &["ROOT/examples/recipes/videoalign-nft.yaml"]),
     ("recipe-sums-smollm2", &["ROOT/examples/recipes/sums-smollm2.yaml"]),
+    ("recipe-find-square", &["ROOT/examples/recipes/find-square.yaml"]),
     ("sokoban", &["ROOT/demo/agent/sokoban.yaml"]),
     ("import-reward_fl", &["ROOT/fuzz/corpus/config/roll.yaml"]),
     ("anchors-and-references", &["ROOT/fuzz/corpus/config/ours.yaml"]),
