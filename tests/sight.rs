@@ -5,12 +5,13 @@ use crate::resume::{assert_alike, remove_the_end};
 use crate::world::World;
 
 /// The recipe in small, with a policy that plays the next step during the update.
-const SMALL: [&str; 9] = [
+const SMALL: [&str; 10] = [
     "backend=flex",
     "model.model_path=eyes",
     "steps=3",
     "save_steps=2",
     "algo.num_env_groups=6",
+    "algo.group_size=1",
     "algo.async_generation_ratio=1",
     "algo.val_batch_size=5",
     "algo.micro_batch_size=2",
