@@ -437,7 +437,7 @@ def pictures(run):
         said.append(ended.errors.strip().splitlines()[-1])
         return "; ".join(said)
     ended.check()
-    theirs = lines[-1]["seconds"]
+    theirs = {phase: clock for phase, (clock, _) in lines[-1]["seconds"].items()}
     run.record("found", pictures={"side": side, "layers": layers, "roll": ours, "diffusers": theirs})
     return "; ".join([*said, *(f"{name} {ours[name] / theirs[name]:.2f} of diffusers" for name in ours)])
 

@@ -151,7 +151,7 @@ def stand_in(program, arguments):
         print(json.dumps(line if "addmm" in arguments else {"name": "ceiling", "flops_per_second": 7e14}))
     elif program == "zimage_speed":
         rest(20)
-        print(json.dumps({"seconds": {"transformer": 2.0, "decode": 1.0}}))
+        print(json.dumps({"seconds": {"transformer": [2.0, 2.0], "decode": [1.0, 1.0]}}))
     elif program == "vision_language_speed":
         rest(50)
         phases = {"tower": 0.1, "forward": 0.3, "forward_and_backward": 0.9}

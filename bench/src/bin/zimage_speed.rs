@@ -7,17 +7,19 @@
 //!
 //! The transformer has LAYERS joint blocks (1) and one refiner of each kind, random weights in f32, a LoRA of rank 32 on
 //! the linear layers of its blocks, a picture of SIDE x SIDE pixels (512) and a caption of 64 tokens. The decoder is the
-//! published one, for a picture of half that side. Blocks are computed again in the pullback. Prints a line of JSON: the
-//! seconds of each by the clock, the least of three. `zimage_speed.py` runs it beside diffusers.
+//! published one, for a picture of half that side. Blocks are computed again in the pullback; `transformer_held` is a pass
+//! that holds every activation instead. Prints a line of JSON: for each, seconds by the clock and of all cores, the least
+//! of three. `zimage_speed.py` runs it beside diffusers.
 
 use std::time::Instant;
 
 use burn_tensor::DType;
+use roll_backends::Memory;
 use roll_core::{
-    Adapter, Conditioning, Error, Grad, Noise, ParameterSpec, Pullback, Result, Sigma, StateDict, Tensor,
+    Adapter, Conditioning, Error, Grad, Noise, ParameterSpec, Pullback, Result, Sigma, StateDict, Tensor, VelocityInput,
 };
 use roll_network::trainable::Trainable;
-use roll_z_image::dit::{Dit, DitConfig};
+use roll_z_image::dit::{Dit, DitConfig, PassMemory};
 use roll_z_image::vae::{Vae, VaeConfig};
 
 const ROUNDS: usize = 3;
@@ -28,20 +30,20 @@ fn main() -> Result<()> {
     let mut arguments = std::env::args().skip(1).map(|text| text.parse::<usize>().ok());
     let mut number = |default: usize| arguments.next().flatten().unwrap_or(default);
     let (side, layers) = (number(512), number(1));
-    let transformer = transformer_seconds(side, layers)?;
-    let vae = decoder_seconds(side / 2)?;
+    let [recomputed, held] = transformer_seconds(side, layers)?;
+    let decode = decoder_seconds(side / 2)?;
     println!(
         "{}",
         serde_json::json!({
             "side": side, "layers": layers, "threads": rayon::current_num_threads(),
-            "seconds": { "transformer": transformer, "decode": vae },
+            "seconds": { "transformer": recomputed, "transformer_held": held, "decode": decode },
         })
     );
     Ok(())
 }
 
-/// A pass of the transformer with its pullback.
-fn transformer_seconds(side: usize, layers: usize) -> Result<f64> {
+/// A pass of the transformer with its pullback, whose blocks are computed again, or which holds every activation.
+fn transformer_seconds(side: usize, layers: usize) -> Result<[[f64; 2]; 2]> {
     let config = DitConfig {
         dim: 3840,
         channels: 16,
@@ -70,16 +72,21 @@ fn transformer_seconds(side: usize, layers: usize) -> Result<f64> {
     let latents = random(&latent_shape, 1.0, &mut 3)?;
     let context = random(&[CAPTION, config.text_dim], 1.0, &mut 5)?;
     let conditioning = Conditioning { context, channels: None, image_tokens: None, first_frame: None, latent_shape };
-    least_of_rounds(|| {
-        let timestep = Sigma(0.5).timestep();
-        let (velocity, pullback) = dit.velocity(&latents, timestep, &conditioning, Adapter::On, Grad::Record)?;
-        pull(pullback, &velocity)?;
-        parameters.take_gradients(&mut gradient).map(drop)
-    })
+    let mut seconds = |memory: Memory| {
+        least_of_rounds(|| {
+            let kept = PassMemory { memory, keeps_attention: false };
+            let input =
+                VelocityInput { latents: &latents, timestep: Sigma(0.5).timestep(), conditioning: &conditioning };
+            let (velocity, pullback) = dit.velocity_keeping(input, Adapter::On, Grad::Record, kept)?;
+            pull(pullback, &velocity)?;
+            parameters.take_gradients(&mut gradient).map(drop)
+        })
+    };
+    Ok([seconds(Memory::Recompute)?, seconds(Memory::Hold)?])
 }
 
 /// A decode of the published decoder with its pullback.
-fn decoder_seconds(side: usize) -> Result<f64> {
+fn decoder_seconds(side: usize) -> Result<[f64; 2]> {
     let config = VaeConfig::default();
     let vae = Vae::new(config.clone(), &config.random_state(1)?, &roll_backends::device("flex")?)?;
     let stride = config.spatial_stride();
@@ -96,14 +103,23 @@ fn pull(pullback: Option<Pullback>, output: &Tensor) -> Result<()> {
     pullback.pull(&Tensor::full(output.shape(), 1.0)).map(drop)
 }
 
-fn least_of_rounds(mut pass: impl FnMut() -> Result<()>) -> Result<f64> {
-    let mut seconds = f64::INFINITY;
+/// Seconds by the clock and of all cores, the least of some passes.
+fn least_of_rounds(mut pass: impl FnMut() -> Result<()>) -> Result<[f64; 2]> {
+    let mut seconds = [f64::INFINITY; 2];
     for _ in 0..ROUNDS {
-        let begun = Instant::now();
+        let (begun, cores) = (Instant::now(), core_seconds());
         pass()?;
-        seconds = seconds.min(begun.elapsed().as_secs_f64());
+        let found = [begun.elapsed().as_secs_f64(), core_seconds() - cores];
+        seconds = std::array::from_fn(|i| seconds[i].min(found[i]));
     }
     Ok(seconds)
+}
+
+/// Time that all threads of this process had on a processor, as Linux counts it in hundredths of a second.
+fn core_seconds() -> f64 {
+    let text = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    let fields = text.rsplit(')').next().unwrap_or_default().split_whitespace();
+    fields.skip(11).take(2).filter_map(|ticks| ticks.parse::<f64>().ok()).sum::<f64>() / 100.0
 }
 
 /// Random weights: gains near one, biases near zero, matrices that keep the size of values.

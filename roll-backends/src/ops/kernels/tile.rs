@@ -118,7 +118,7 @@ fn avx512<const ROWS: usize, const COLUMNS: usize>(
             }
         }
     }
-    // By index: through iterators, the compiler would keep the products in memory, and write them in each step.
+    // The loops count, because with iterators the compiler keeps the products in memory and writes them in each step.
     for r in 0..ROWS {
         for c in 0..COLUMNS {
             for o in 0..MR {
