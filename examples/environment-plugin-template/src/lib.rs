@@ -14,12 +14,9 @@ impl Default for Options {
     }
 }
 
-roll_plugin::export_environment!(
-    "my_environment",
-    "Say the letter that is shown",
-    Options,
-    |options: Options, _: &_| { Ok(MyEnvironment { turns: options.turns, seed: 0, done: 0 }) }
-);
+roll_plugin::export_environment!("my_environment", "Say the letter that is shown", Options, |options: Options, _: &_| {
+    Ok(MyEnvironment { turns: options.turns, seed: 0, done: 0 })
+});
 
 /// Shows a letter each turn and rewards the answer that repeats it.
 struct MyEnvironment {
