@@ -53,7 +53,7 @@ mod tiff;
 mod write;
 
 pub use container::{format, is_animated, is_picture};
-pub use network_input::{PixelLimits, Pixels, nearest_multiple};
+pub use network_input::{MEAN, PixelLimits, Pixels, STD, nearest_multiple};
 pub use picture::{Picture, check_size};
 pub use probe::probe;
 pub use probed::Probed;

@@ -2,6 +2,7 @@
 
 use roll_core::{Error, Medium, Result, Tensor, Video, VisionLanguageFacts};
 
+use crate::picture::Picture;
 use crate::resample::{Filter, Resize};
 
 /// Greatest ratio of the sides of a picture.
@@ -10,9 +11,9 @@ const MAX_ASPECT: usize = 200;
 const MIN_PIXELS: usize = 56 * 56;
 
 /// Mean of each colour over CLIP's training data, in [0, 1]: `image_mean` of the processors of Qwen2-VL.
-const MEAN: [f32; 3] = [0.481_454_66, 0.457_827_5, 0.408_210_73];
+pub const MEAN: [f32; 3] = [0.481_454_66, 0.457_827_5, 0.408_210_73];
 /// Standard deviation of each colour: `image_std` of the processors.
-const STD: [f32; 3] = [0.268_629_54, 0.261_302_58, 0.275_777_11];
+pub const STD: [f32; 3] = [0.268_629_54, 0.261_302_58, 0.275_777_11];
 
 /// The multiple of `factor` nearest to `value`; half to even, as Python rounds.
 pub fn nearest_multiple(value: f64, factor: usize) -> usize {
@@ -94,11 +95,9 @@ impl Pixels {
 
     /// Prepares one picture; see [`Pixels::new`].
     pub fn of_picture(picture: &roll_core::Picture, limits: PixelLimits, facts: &VisionLanguageFacts) -> Result<Self> {
-        let ([height, width], bytes) = (picture.size(), picture.pixels().as_bytes());
-        let plane = |colour: usize| bytes.iter().skip(colour).step_by(3).map(|v| f32::from(*v) / 127.5 - 1.0);
-        let planes: Vec<f32> = (0..3).flat_map(plane).collect();
+        let planes = Picture::from(picture).to_tensor()?;
         let frames_per_second = 1.0;
-        let video = Video::new(Tensor::new(planes, [1, 3, height, width])?, frames_per_second)?;
+        let video = Video::new(planes.reshape([&[1], planes.shape()].concat())?, frames_per_second)?;
         Self::new(&video, vec![0], limits, facts)
     }
 

@@ -52,6 +52,7 @@ pub mod statistics;
 pub mod task;
 pub mod trainer;
 mod validate;
+mod weighted_sum;
 
 pub use findings::Finding;
 pub use open::Checked;

@@ -1,9 +1,14 @@
-//! Vision-language networks: features, states, logits, and gradients at the pixels, of Qwen2-VL and Qwen2.5-VL.
+//! Vision-language networks: features, states, logits, answers, and gradients at the pixels, of Qwen2-VL and Qwen2.5-VL.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::Arc;
 
-use roll_core::{BuildContext, Grad, Medium, Positions, StateDict, Tensor, VisionLanguageModel, split_media};
+use burn_tensor::DType;
+use roll_causal_lm::{CausalLm, Network};
+use roll_core::{
+    BuildContext, Grad, LanguageModel, Medium, Positions, Sampling, StateDict, Tensor, VisionLanguageModel, split_media,
+};
 use roll_network::precision::{ComputeDType, WeightsDType};
 use roll_qwen_vl::{QwenVl, QwenVlOptions};
 use serde::Deserialize;
@@ -29,10 +34,11 @@ pub fn run(case: &Case) -> Outcome<Report> {
     let mut model = roll_qwen_vl::open("model", &options(case), &BuildContext::new(case.setting.backend))?;
     for name in config.grids.keys() {
         let mut results = Results::default();
-        for text in texts(name, &inputs, &model)? {
+        for (row, text) in texts(name, &inputs, &model)?.into_iter().enumerate() {
             results.add(name, &config, &text, &mut model)?;
             if !case.setting.is_narrow() {
                 check_slope(&mut report, &config, &text, &mut model)?;
+                check_answers(&mut report, case, name, row, &text, &model)?;
             }
         }
         results.compare(case, &mut report)?;
@@ -292,6 +298,31 @@ fn check_slope(report: &mut Report, config: &Config, text: &Text, model: &mut Qw
             gap(&moved.map(|(pixels, medium)| Medium { pixels, ..medium.clone() }).collect::<Vec<_>>())
         }
     })
+}
+
+/// Checks that the policy continues every beginning of a text that holds its media with the likeliest token of the
+/// reference's logits that is not a placeholder.
+fn check_answers(report: &mut Report, case: &Case, batch: &str, row: usize, text: &Text, model: &QwenVl) -> Outcome {
+    let facts = model.facts();
+    let mut weights = case.tensors("model.safetensors")?;
+    weights.retain(|name, _| !name.starts_with("visual."));
+    let pictures = Arc::new(model.pictures());
+    let network = Network::new(model.config().text.clone(), &weights, DType::F32, case.device())?;
+    let mut policy = CausalLm::new(network.with_pictures(pictures.clone()), None, None)?;
+    let is_placeholder = |id: u32| id == facts.image_token || id == facts.video_token;
+    let first = text.tokens.iter().rposition(|id| is_placeholder(*id)).map_or(1, |last| last + 1);
+    let logits = report.get(&format!("{batch}.logits"))?.to_f32_vec();
+    let row_start = row * (text.padding + text.tokens.len());
+    for end in first..=text.tokens.len() {
+        let start = (row_start + text.padding + end - 1) * facts.vocabulary;
+        let words = (0..facts.vocabulary as u32).filter(|id| !is_placeholder(*id));
+        let expected = words.max_by(|a, b| logits[start + *a as usize].total_cmp(&logits[start + *b as usize]));
+        let prompt = pictures.with_media(&text.tokens[..end], &text.media)?;
+        let found = policy.generate(&[prompt], &Sampling::greedy(1))?.remove(0).tokens;
+        let name = || format!("{batch}: {found:?} after {end} tokens of row {row}, expected {expected:?}");
+        report.check(found.first().copied() == expected, name);
+    }
+    Ok(())
 }
 
 fn sigmoid(x: f64) -> f64 {

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::time::Instant;
 
-use roll_core::{Error, Message, PICTURE_MARK, Picture, Result, Sampling, Tensor};
+use roll_core::{Error, Message, PICTURE_MARK, Picture, Result, Sampling, Video};
 use roll_media::{Sizing, read_image};
 use roll_train::config::ConfigLayers;
 
@@ -75,10 +75,8 @@ pub fn ask(args: Ask) -> Result<()> {
 /// The picture in `file`.
 fn picture(file: &Path) -> Result<Picture> {
     let planes = read_image(file, Sizing::Native)?;
-    let (values, plane) = (planes.f32s()?, planes.len() / 3);
-    let byte = |i: usize| ((values[i % 3 * plane + i / 3] + 1.0) * 127.5).round() as u8;
-    let [height, width] = [planes.shape()[1], planes.shape()[2]];
-    Picture::new(Tensor::new((0..planes.len()).map(byte).collect::<Vec<u8>>(), [height, width, 3])?)
+    let one_frame = planes.reshape([&[1], planes.shape()].concat())?;
+    roll_media::Picture::from_frame(&Video::new(one_frame, 1.0)?, 0).try_into()
 }
 
 /// The sampling of an answer.

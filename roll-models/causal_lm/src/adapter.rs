@@ -4,7 +4,7 @@
 //! the contents of the second file are an entry of its header; saving writes them to a file of their own.
 
 use roll_core::{ParameterSpec, Result, StateDict, header};
-use roll_network::lora::{about, put_peft_config};
+use roll_network::lora::{LANGUAGE_MODEL, NESTED_LANGUAGE_MODELS, about, put_peft_config};
 
 /// The module of transformers that holds the blocks of a language model.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -55,19 +55,16 @@ pub fn from_file(file: &StateDict) -> StateDict {
 
 /// Returns the name of a layer of the language model in `module` of other programs.
 fn name_in(module: Module, name: &str) -> String {
-    match (module, name.strip_prefix("model.")) {
-        (Module::LanguageModel, Some(rest)) => format!("{}{rest}", NESTED[0]),
+    match (module, name.strip_prefix(LANGUAGE_MODEL)) {
+        (Module::LanguageModel, Some(rest)) => format!("{}{rest}", NESTED_LANGUAGE_MODELS[0]),
         _ => name.into(),
     }
 }
 
-/// Prefixes of the language model in a vision-language model: in the present transformers, and in older ones.
-const NESTED: [&str; 2] = ["model.language_model.", "language_model.model."];
-
 /// Returns the name of a layer without the modules that hold a language model in a vision-language model.
 fn language_name(name: &str) -> String {
-    match NESTED.iter().find_map(|prefix| name.strip_prefix(prefix)) {
-        Some(rest) => format!("model.{rest}"),
+    match NESTED_LANGUAGE_MODELS.iter().find_map(|module| name.strip_prefix(module)) {
+        Some(rest) => format!("{LANGUAGE_MODEL}{rest}"),
         None => name.into(),
     }
 }

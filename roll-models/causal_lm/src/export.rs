@@ -17,6 +17,9 @@ use super::source::BESIDE;
 /// vLLM and of SGLang.
 const DTYPE_KEYS: [&str; 2] = ["dtype", "torch_dtype"];
 
+/// The key of a `config.json` that describes the vision tower of a model that sees.
+const VISION_CONFIG: &str = "vision_config";
+
 /// A trained model that is to be exported. Its weights are the parameters in f32, as a checkpoint has them.
 pub struct Export {
     weights: Checkpoint,
@@ -29,7 +32,7 @@ impl Export {
     /// Opens `trained`: the weight file in a checkpoint of a run with `lora_rank: 0`, the directory of the checkpoint,
     /// or the run (its newest checkpoint). Averaged weights precede those in training.
     ///
-    /// Fails if the weights are a LoRA or not those that the `config.json` beside them describes.
+    /// Fails if the weights are a LoRA, or not those of the language model that the `config.json` beside them describes.
     pub fn open(trained: &Path) -> Result<Self> {
         let (file, others) = match adapter_files(trained)?.as_slice() {
             [file, others @ ..] => (file.clone(), others.len()),
@@ -51,9 +54,13 @@ impl Export {
             );
             return Err(Error::bad_file(&file, problem));
         }
-        check_tensors(&weights, &LmConfig::read(&config_file)?.weights())?;
         let config = files::read_text(&config_file, files::MAX_TEXT).map_err(Error::file("read", &config_file))?;
-        let config = serde_json::from_str(&config).map_err(|e| Error::bad_file(&config_file, e.to_string()))?;
+        let config: Map<String, Value> =
+            serde_json::from_str(&config).map_err(|e| Error::bad_file(&config_file, e.to_string()))?;
+        // The weights of a model that sees are known to the crate of the model, which has written them.
+        if !config.contains_key(VISION_CONFIG) {
+            check_tensors(&weights, &LmConfig::read(&config_file)?.weights())?;
+        }
         Ok(Self { weights, directory, config })
     }
 

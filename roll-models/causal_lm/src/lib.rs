@@ -57,7 +57,7 @@ pub use model::{CausalLm, Origin};
 pub use network::Network;
 pub use pictures::PictureTokens;
 pub use plan::planned;
-pub use source::{BESIDE, add_end_of_tokenizer, locate, open_weights, texts_beside, write_built_in};
+pub use source::{add_end_of_tokenizer, locate, open_weights, origin, write_built_in};
 
 roll_core::inventory::submit! {
     roll_core::OptionNotes {

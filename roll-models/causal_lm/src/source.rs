@@ -125,8 +125,9 @@ pub fn open_weights(directory: &Path) -> Result<Checkpoint> {
     })
 }
 
-/// Text files of a model's directory that other programs need next to the weights.
-pub const BESIDE: [&str; 7] = [
+/// Text files of a model's directory that other programs need next to the weights. The last three are of models that
+/// see.
+pub(super) const BESIDE: [&str; 10] = [
     "config.json",
     "generation_config.json",
     "tokenizer.json",
@@ -134,6 +135,9 @@ pub const BESIDE: [&str; 7] = [
     "special_tokens_map.json",
     "added_tokens.json",
     "chat_template.jinja",
+    "chat_template.json",
+    "preprocessor_config.json",
+    "video_preprocessor_config.json",
 ];
 
 /// Returns how other programs find the model at `path` (`None`: the built-in model). `published` is the model's name if
@@ -158,20 +162,12 @@ pub fn origin(path: Option<&Path>, published: Option<PathBuf>, with_files: bool)
     }
     let base = published.or_else(|| std::path::absolute(path).ok());
     origin.base = base.map(|base| base.to_string_lossy().into_owned());
-    if with_files {
-        origin.files = texts_beside(path, &BESIDE)?;
+    for name in BESIDE.iter().filter(|name| with_files && path.join(name).exists()) {
+        let file = path.join(name);
+        let text = files::read_text(&file, files::MAX_TEXT).map_err(Error::file("read", &file))?;
+        origin.files.insert((*name).into(), text);
     }
     Ok(origin)
-}
-
-/// The contents of those text files `names` that `directory` has.
-pub fn texts_beside(directory: &Path, names: &[&str]) -> Result<BTreeMap<String, String>> {
-    let existing = names.iter().map(|name| (*name, directory.join(name))).filter(|(_, file)| file.exists());
-    let read = existing.map(|(name, file)| {
-        let text = files::read_text(&file, files::MAX_TEXT).map_err(Error::file("read", &file))?;
-        Ok((name.to_string(), text))
-    });
-    read.collect()
 }
 
 // The files of the built-in model.

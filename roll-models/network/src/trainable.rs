@@ -6,7 +6,8 @@ use roll_backends::Memory;
 use roll_backends::layers::{lora_a, lora_b};
 use roll_core::{Error, IdleKeys, Noise, ParameterSpec, Purpose, Result, When};
 
-/// Options of models with adapters (`wan2_2`, `causal_lm`, `qwen_vl`) that have no effect if another option has a certain value.
+/// Options of models with adapters (`wan2_2`, `causal_lm`, `qwen_vl`) that have no effect if another option has a
+/// certain value.
 pub const IDLE_KEYS: &[IdleKeys] = &[
     IdleKeys {
         keys: &["model.lora_alpha", "model.lora_target_modules"],

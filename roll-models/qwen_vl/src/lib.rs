@@ -37,6 +37,7 @@ use burn_tensor::{Device, Int, Tensor, TensorData};
 pub use config::{Family, QwenVlConfig, VisionConfig, Windows};
 pub use loading::{QwenVlOptions, WeightLocation, open};
 pub use network::QwenVl;
+pub use pictures::Pictures;
 pub use policy::{PolicyOptions, open_policy};
 pub use processor::PictureOptions;
 

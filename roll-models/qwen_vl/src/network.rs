@@ -8,10 +8,12 @@ use roll_backends::host::to_host_nd;
 use roll_backends::{ChainRecord, Memory, WeightStore, to_device, to_host};
 use roll_causal_lm::{Network, Tokenizer};
 use roll_core::{Error, Grad, Medium, Positions, Pullback, Result, Tensor, VisionLanguageFacts, VisionLanguageModel};
+use roll_media::PixelLimits;
 
 use super::config::{QwenVlConfig, VisionConfig};
 use super::output_layer::OutputLayer;
 use super::patches::PatchOrder;
+use super::pictures::{MAX_PIXELS, Pictures};
 use super::positions::{self, Placed};
 use super::{indices, tower};
 
@@ -63,6 +65,12 @@ impl QwenVl {
         let seen = self.look(&media.iter().collect::<Vec<_>>(), &grids.collect::<Result<Vec<_>>>()?, Grad::Skip)?;
         let rows = seen.order.rows().into_iter().map(|row| row as i64).collect();
         to_host(seen.features.select(0, indices(rows, self.device())))
+    }
+
+    /// Creates an empty table of media that this network's tower reads, with the bounds of the published processors.
+    pub fn pictures(&self) -> Pictures {
+        let limits = PixelLimits::of_processor(MAX_PIXELS);
+        Pictures::new(self.config.clone(), self.tower.clone(), self.products, self.memory, limits)
     }
 
     fn look(&self, media: &[&Medium], grids: &[super::patches::Grid], grad: Grad) -> Result<Seen> {

@@ -110,6 +110,16 @@ impl Pictures {
         Ok(ids)
     }
 
+    /// Returns `tokens` with those of `media` in the places of their placeholders. Fails as
+    /// [`VisionLanguageModel::read`](roll_core::VisionLanguageModel::read) if they do not match.
+    pub fn with_media(&self, tokens: &[u32], media: &[Medium]) -> Result<Vec<u32>> {
+        let mut ids = tokens.to_vec();
+        for (placed, medium) in positions::place(&self.config.facts, tokens, media)?.into_iter().zip(media) {
+            ids[placed.tokens].copy_from_slice(&self.add(medium, placed.is_clip)?);
+        }
+        Ok(ids)
+    }
+
     /// The media in `ids`, and the place of the first token of each.
     fn media(&self, ids: &[u32]) -> Result<Vec<(usize, Arc<Seen>)>> {
         let table = self.seen();

@@ -8,8 +8,8 @@ use std::path::Path;
 use std::sync::Arc;
 
 use roll_causal_lm::{
-    BESIDE, CausalLm, CausalLmOptions, ChatTemplate, LoadedModel, Module, Origin, add_end_of_tokenizer, missing_beside,
-    opened, planned, texts_beside,
+    CausalLm, CausalLmOptions, ChatTemplate, LoadedModel, Module, add_end_of_tokenizer, missing_beside, opened, origin,
+    planned,
 };
 use roll_core::plan::{Needs, PlanInput};
 use roll_core::{BuildContext, Error, FileCheck, FilesFound, Kind, Options, Result, StateDict, parse_options};
@@ -27,8 +27,6 @@ use super::source::{locate, missing};
 
 /// The section of errors.
 const SECTION: &str = "model";
-/// Text files of a directory, beside those of a language model, that other programs need next to the weights.
-const OF_PROCESSOR: [&str; 3] = ["preprocessor_config.json", "video_preprocessor_config.json", "chat_template.json"];
 
 /// Options of the model `qwen_vl`: those of a language model, and those of pictures.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, JsonSchema)]
@@ -100,14 +98,12 @@ pub fn open_policy(options: &PolicyOptions, context: &BuildContext) -> Result<Ca
         template: ChatTemplate::load(directory)?,
         location: directory.display().to_string(),
     };
-    let name = options.language.model_path.as_deref();
+    let name = options.language.model_path.clone();
     let published = name.filter(|name| directory != context.resolve(name));
-    let base = published.map(Path::to_path_buf).or_else(|| std::path::absolute(directory).ok());
     let origin = |trains_all: bool| {
-        let base = base.map(|base| base.to_string_lossy().into_owned());
-        let mut origin = Origin { base, module: Module::LanguageModel, ..Origin::default() };
+        let mut origin = origin(Some(directory), published, trains_all)?;
+        origin.module = Module::LanguageModel;
         if trains_all {
-            origin.files = texts_beside(directory, &[&BESIDE[..], &OF_PROCESSOR].concat())?;
             origin.frozen = tensors(true)?;
         }
         Ok(origin)

@@ -4,13 +4,16 @@ use std::path::Path;
 
 use roll_core::{Error, Result};
 use roll_external::files;
-use roll_media::PixelLimits;
+use roll_media::{MEAN, PixelLimits, STD};
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::config::VisionConfig;
 use super::pictures::MAX_PIXELS;
+
+/// Greatest difference of a colour's mean or deviation from the published one, which files round.
+const COLOUR_TOLERANCE: f64 = 1e-4;
 
 /// How pictures are prepared.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
@@ -26,8 +29,8 @@ pub struct PictureOptions {
 }
 
 /// Returns the bounds of `options`, by default those of the `preprocessor_config.json` in `directory`, and without it
-/// those of the published processors. Fails if the file is for patches of other sizes than `vision`, or on a lower bound
-/// above the upper one.
+/// those of the published processors. Fails if the file is for patches of other sizes than `vision` or has other
+/// statistics of colours, or on a lower bound above the upper one.
 pub fn limits(directory: &Path, options: &PictureOptions, vision: &VisionConfig) -> Result<PixelLimits> {
     let file = directory.join("preprocessor_config.json");
     let json: Map<String, Value> = match file.exists() {
@@ -42,6 +45,15 @@ pub fn limits(directory: &Path, options: &PictureOptions, vision: &VisionConfig)
     for (key, expected) in sizes {
         if let Some(found) = json.get(key).filter(|found| found.as_u64() != Some(expected as u64)) {
             let problem = format!("expected `{key}` {expected}, as in config.json; found {found}");
+            return Err(Error::bad_file(&file, problem));
+        }
+    }
+    for (key, expected) in [("image_mean", MEAN), ("image_std", STD)] {
+        let Some(found) = json.get(key) else { continue };
+        let values: Vec<f64> = found.as_array().into_iter().flatten().filter_map(Value::as_f64).collect();
+        let is_same = |(found, expected): (&f64, &f32)| (found - f64::from(*expected)).abs() < COLOUR_TOLERANCE;
+        if values.len() != expected.len() || !values.iter().zip(&expected).all(is_same) {
+            let problem = format!("expected `{key}` {expected:?}, as in the published files; found {found}");
             return Err(Error::bad_file(&file, problem));
         }
     }

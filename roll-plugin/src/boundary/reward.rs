@@ -18,6 +18,7 @@ remote! {
                 videos.iter().map(|video| Ok(self.score(video, prompt, target, Grad::Skip)?.0)).collect()
             }
         fn target_key(&self) -> Result<Option<String>>, then key() { Ok(None) }
+        fn check_prompt(&self, prompt: &str) -> Result<()> { Ok(()) }
     }
     by hand {
         fn name(&self) -> &str {
@@ -41,6 +42,9 @@ remote! {
         fn is_elsewhere(&self) -> bool {
             self.about.is_elsewhere
         }
+        fn computes_on_device(&self) -> bool {
+            self.about.computes_on_device
+        }
         fn on_missing(&self) -> OnMissing {
             self.about.on_missing
         }
@@ -63,6 +67,8 @@ struct About {
     terms: Vec<(String, Number)>,
     #[serde(default)]
     is_elsewhere: bool,
+    #[serde(default = "yes")]
+    computes_on_device: bool,
     #[serde(default)]
     on_missing: OnMissing,
 }
@@ -83,6 +89,7 @@ impl About {
             compares: scorer.compares(),
             terms: scorer.terms().into_iter().map(|(name, weight)| (name, Number(weight))).collect(),
             is_elsewhere: scorer.is_elsewhere(),
+            computes_on_device: scorer.computes_on_device(),
             on_missing: scorer.on_missing(),
         }
     }

@@ -21,9 +21,10 @@ def environment(make, instructions=None, text=str, action=str, invalid=-0.2, pic
     read. If `reset` has a parameter `split`, it gets "train" or "validation"; if `number`, the number of the group of
     episodes, to play rows in their order.
     `text` makes text of an observation, `pictures` a list of pictures (uint8 arrays [height, width, 3], pictures of PIL,
-    or bytes of a PNG), which are shown before the text, or where it has U+FFFC; `action` an action of the agent's answer; a `ValueError` in it is an answer that
-    was not understood: it costs a turn, and its reward is `invalid`, which must be below that of the worst step of the
-    world, or the agent learns to say nothing. `instructions` are shown before the first observation.
+    or bytes of a PNG), which are shown before the text, or where it has U+FFFC; `action` an action of the agent's answer;
+    a `ValueError` in it is an answer that was not understood: it costs a turn, and its reward is `invalid`, which must be
+    below that of the worst step of the world, or the agent learns to say nothing. `instructions` are shown before the
+    first observation.
     """
     out = claim_stdout()
     world = None

@@ -64,14 +64,18 @@ pub(super) fn is_of_image_branch(layer: &str) -> bool {
     layer == "img_emb" || layer.starts_with("img_emb.") || ["k_img", "v_img", "norm_k_img"].into_iter().any(in_block)
 }
 
-/// Modules that hold the blocks of a language model: in vision-language models of present and of older versions of
-/// transformers, and in a language model alone. The files of some models keep the last ones.
-const LANGUAGE_MODELS: [&str; 3] = ["model.language_model.", "language_model.model.", "model."];
+/// Modules that hold the blocks of the language model in a vision-language model, in present and in older versions of
+/// transformers.
+pub const NESTED_LANGUAGE_MODELS: [&str; 2] = ["model.language_model.", "language_model.model."];
+/// The module that holds the blocks of a language model by itself. The files of some vision-language models keep it.
+pub const LANGUAGE_MODEL: &str = "model.";
 
 /// The names that other versions of a model give to `layer`, if it is a layer of a language model.
 pub(super) fn language_names(layer: &str) -> impl Iterator<Item = String> {
-    let rest = LANGUAGE_MODELS.iter().find_map(|module| layer.strip_prefix(module));
-    rest.into_iter().flat_map(|rest| LANGUAGE_MODELS.iter().map(move |module| format!("{module}{rest}")))
+    // The last module is the beginning of the first.
+    let modules = || NESTED_LANGUAGE_MODELS.into_iter().chain([LANGUAGE_MODEL]);
+    let rest = modules().find_map(|module| layer.strip_prefix(module));
+    rest.into_iter().flat_map(move |rest| modules().map(move |module| format!("{module}{rest}")))
 }
 
 /// Replaces the dots of a name by underscores.

@@ -48,7 +48,7 @@ pub use error::{LoraError, not_in_base};
 pub use fused::{FusedNames, fuse, to_names_of};
 pub use initial::{InitialAdapter, LoraRequest, trained_parameters};
 pub use keys::is_lora_key;
-pub use layer_names::Names;
+pub use layer_names::{LANGUAGE_MODEL, NESTED_LANGUAGE_MODELS, Names};
 pub use merge::{LoraOfFile, MergeOptions, MergeResult, merge_lora, merged_on_read, names_of};
 pub use peft::CONFIG_FILE as PEFT_CONFIG;
 pub use read::LoraFile;

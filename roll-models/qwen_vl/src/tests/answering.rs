@@ -2,26 +2,21 @@
 
 use std::sync::Arc;
 
-use roll_backends::Memory;
 use roll_causal_lm::{CausalLm, PictureTokens};
 use roll_core::{
     Adapter, Grad, LanguageModel, Medium, Model, Noise, Positions, Sampling, StateDict, Tensor, VisionLanguageModel,
 };
-use roll_media::PixelLimits;
 use roll_network::trainable::Trainable;
 use roll_network::weights::Checkpoint;
 
 use super::fixture::{Fixture, Text};
 use crate::QwenVl;
-use crate::pictures::{MAX_PIXELS, Pictures};
-use crate::positions::place;
+use crate::pictures::Pictures;
 
 /// The language model of `fixture` with a LoRA, the network that reads the same pictures, and their table.
 fn policy(fixture: &Fixture) -> (CausalLm, QwenVl, Arc<Pictures>) {
     let network = fixture.open("flex", "f32");
-    let limits = PixelLimits::of_processor(MAX_PIXELS);
-    let (config, tower) = (network.config().clone(), network.tower.clone());
-    let pictures = Arc::new(Pictures::new(config, tower, burn_tensor::DType::F32, Memory::Recompute, limits));
+    let pictures = Arc::new(network.pictures());
     let all = Checkpoint::open(fixture.directory.join("model.safetensors")).unwrap().all().unwrap();
     let state: StateDict = all.into_iter().filter(|(name, _)| !name.starts_with("visual.")).collect();
     let config = network.config().text.clone();
@@ -31,15 +26,6 @@ fn policy(fixture: &Fixture) -> (CausalLm, QwenVl, Arc<Pictures>) {
     let lora = Trainable::Lora { rank: 2, alpha: 2.0, targets: vec!["q_proj".into(), "down_proj".into()] };
     language.add_trainable(&lora, &Noise::new(1), &state).unwrap();
     (CausalLm::new(language, None, None).unwrap(), network, pictures)
-}
-
-/// The tokens of a text, with those of its media in the places of placeholders.
-fn with_media(pictures: &Pictures, network: &QwenVl, tokens: &[u32], media: &[Medium]) -> Vec<u32> {
-    let mut ids = tokens.to_vec();
-    for (placed, medium) in place(network.facts(), tokens, media).unwrap().into_iter().zip(media) {
-        ids[placed.tokens].copy_from_slice(&pictures.add(medium, placed.is_clip).unwrap());
-    }
-    ids
 }
 
 /// The same medium with other pixels.
@@ -58,7 +44,7 @@ fn two_pictures_never_share_keys_and_values() {
         let (mut policy, network, pictures) = policy(&fixture);
         let text = fixture.texts("image", &network).remove(0);
         let other: Vec<Medium> = text.media.iter().map(negative).collect();
-        let mut prompts = [&text.media, &other].map(|media| with_media(&pictures, &network, &text.tokens, media));
+        let mut prompts = [&text.media, &other].map(|media| pictures.with_media(&text.tokens, media).unwrap());
         let sampling = |seed| Sampling { temperature: 1.0, seed, ..Sampling::greedy(4) };
         let first = policy.generate(&prompts[..1], &sampling(1)).unwrap();
         // The second turn of the first picture, whose prefix is known, and of the other, whose prefix is not.
@@ -85,7 +71,7 @@ fn answers_with_a_cache_are_those_of_reading_the_text_again_for_each_token() {
         let head = model.head_rows(&vocabulary).unwrap();
         let placeholders = [model.facts().image_token, model.facts().video_token];
         for text in texts(&fixture, &model) {
-            let prompt = with_media(&pictures, &model, &text.tokens, &text.media);
+            let prompt = pictures.with_media(&text.tokens, &text.media).unwrap();
             let answer = policy.generate(&[prompt], &Sampling::greedy(6)).unwrap().remove(0).tokens;
             assert_eq!(answer.len(), 6);
             let mut read = text.tokens.clone();
@@ -116,7 +102,7 @@ fn log_probabilities_of_a_batch_are_those_of_the_reference() {
             let (mut ids, mut mask, mut wanted) = (Vec::new(), Vec::new(), Vec::new());
             for text in &texts {
                 let padding = width - text.tokens.len();
-                let row = with_media(&pictures, &network, &text.tokens, &text.media);
+                let row = pictures.with_media(&text.tokens, &text.media).unwrap();
                 ids.extend(std::iter::repeat_n(0, padding).chain(row.into_iter().map(i64::from)));
                 mask.extend((0..width).map(|column| u8::from(column >= padding)));
                 let answer = fixture.inputs[&format!("{case}.answer")].as_slice::<i64>().unwrap()[text.row] as usize;
@@ -143,7 +129,7 @@ fn gradients_of_a_lora_with_pictures_match_differences() {
     for fixture in Fixture::all() {
         let (mut policy, network, pictures) = policy(&fixture);
         let text = fixture.texts("image", &network).remove(0);
-        let row = with_media(&pictures, &network, &text.tokens, &text.media);
+        let row = pictures.with_media(&text.tokens, &text.media).unwrap();
         let shape = [1, row.len()];
         let ids = Tensor::new(row.iter().map(|id| i64::from(*id)).collect::<Vec<_>>(), shape).unwrap();
         let mask = Tensor::new(vec![1u8; row.len()], shape).unwrap();
@@ -176,7 +162,7 @@ fn unknown_and_incomplete_pictures_are_refused() {
     let fixture = Fixture::named("qwen2vl_tiny");
     let (mut policy, network, pictures) = policy(&fixture);
     let text = fixture.texts("image", &network).remove(0);
-    let row = with_media(&pictures, &network, &text.tokens, &text.media);
+    let row = pictures.with_media(&text.tokens, &text.media).unwrap();
     let first = row.iter().position(|id| *id >= roll_core::FIRST_PICTURE_ID).unwrap();
     let mut refused =
         |prompt: &[u32]| policy.generate(&[prompt.to_vec()], &Sampling::greedy(1)).unwrap_err().to_string();

@@ -3,7 +3,7 @@
 
 use std::path::Path;
 
-use roll_causal_lm::CausalLm;
+use roll_causal_lm::{CausalLm, Export};
 use roll_core::{
     Adapter, BuildContext, FIRST_PICTURE_ID, Grad, LanguageModel, Message, Model, Picture, Sampling, Tensor, header,
     parse_options,
@@ -203,6 +203,11 @@ fn a_full_checkpoint_is_a_model_of_its_own() {
     let mut exported = open(out.path(), json!({"lora_rank": 0})).unwrap();
     let expected = log_probs(&mut model);
     assert_eq!(log_probs(&mut exported), expected);
+    let shards = out.path().join("shards");
+    Export::open(out.path()).unwrap().write(&shards, None, 100_000, &mut |_| {}).unwrap();
+    assert!(shards.join("preprocessor_config.json").exists() && shards.join("chat_template.jinja").exists());
+    let mut of_shards = open(&shards, json!({"lora_rank": 0})).unwrap();
+    assert_eq!(log_probs(&mut of_shards), expected, "in shards of the base's f32");
     let mut resumed = open(directory.path(), json!({"lora_rank": 0})).unwrap();
     resumed.import_adapter(&files).unwrap();
     assert_eq!(log_probs(&mut resumed), expected);
@@ -228,7 +233,16 @@ fn wrong_files_and_bounds_are_named() {
     // An upper bound alone lowers the file's lower one.
     let model = open(directory.path(), json!({"max_pixels": 1000})).unwrap();
     assert_eq!(model.tokenize_with_pictures("\u{fffc}", &[picture(1)]).unwrap().len(), 3);
-    std::fs::write(directory.path().join("preprocessor_config.json"), r#"{"patch_size": 16}"#).unwrap();
-    let problem = refused(json!({}));
-    assert!(problem.contains("preprocessor_config.json") && problem.contains("`patch_size` 14"), "{problem}");
+    for (file, part) in [
+        (json!({"patch_size": 16}), "`patch_size` 14"),
+        (json!({"image_mean": [0.5, 0.5, 0.5]}), "`image_mean` [0.48"),
+        (json!({"image_std": [0.268_629_54]}), "`image_std` [0.268"),
+    ] {
+        std::fs::write(directory.path().join("preprocessor_config.json"), file.to_string()).unwrap();
+        let problem = refused(json!({}));
+        assert!(problem.contains("preprocessor_config.json") && problem.contains(part), "{problem}");
+    }
+    let rounded = json!({"image_mean": [0.4815, 0.4578, 0.4082], "image_std": [0.2686, 0.2613, 0.2758]});
+    std::fs::write(directory.path().join("preprocessor_config.json"), rounded.to_string()).unwrap();
+    assert!(open(directory.path(), json!({})).is_ok());
 }

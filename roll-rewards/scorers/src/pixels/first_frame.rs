@@ -120,7 +120,7 @@ impl RewardScorer for FirstFrame {
     }
 
     fn computes_on_device(&self) -> bool {
-        false
+        self.network.is_some()
     }
 
     fn score(&mut self, video: &Video, prompt: &str, target: &Target, grad: Grad) -> Result<(Score, Option<Pullback>)> {

@@ -205,10 +205,9 @@ fn to_context(description: &str, episode: &Json) -> Value {
 
 /// The pictures of a turn, as addresses that hold a PNG. Anything else is left out.
 fn pictures(turn: &Json) -> Vec<Value> {
-    let is_picture = |url: &&str| {
-        let base64 = url.strip_prefix("data:image/png;base64,").unwrap_or("\"");
-        base64.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+/=".contains(&byte))
-    };
+    let is_of_base64 = |byte: u8| byte.is_ascii_alphanumeric() || b"+/=".contains(&byte);
+    let is_picture =
+        |url: &&str| url.strip_prefix("data:image/png;base64,").is_some_and(|base64| base64.bytes().all(is_of_base64));
     let urls = turn["pictures"].as_array().into_iter().flatten().filter_map(Json::as_str).filter(is_picture);
     urls.take(MAX_PICTURES).map(|url| Value::from_safe_string(url.into())).collect()
 }
