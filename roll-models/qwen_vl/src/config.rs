@@ -12,6 +12,9 @@ const MAX_SIZE: usize = 1 << 20;
 /// Maximum number of blocks of the vision tower.
 const MAX_DEPTH: usize = 1 << 10;
 
+/// The convolution of the patch embedding, which is used as a matrix.
+pub const PATCH_EMBEDDING: &str = "visual.patch_embed.proj.weight";
+
 /// The generation of a network.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Family {
@@ -97,7 +100,7 @@ impl VisionConfig {
         let gated = self.family == Family::Qwen25Vl;
         let mut all = Vec::new();
         let mut add = |name: String, shape: &[usize]| all.push((name, shape.to_vec()));
-        add("visual.patch_embed.proj.weight".into(), &[width, self.patch_values()]);
+        add(PATCH_EMBEDDING.into(), &[width, self.patch_values()]);
         for block in 0..self.depth {
             let mut linear = |name: &str, out: usize, input: usize| {
                 add(format!("visual.blocks.{block}.{name}.weight"), &[out, input]);

@@ -10,7 +10,7 @@ use roll_network::new_checkpoint::{
 };
 use serde_json::{Value, json};
 
-use super::config::{QwenVlConfig, VisionConfig};
+use super::config::{PATCH_EMBEDDING, QwenVlConfig, VisionConfig};
 
 roll_core::inventory::submit! {
     TinyCheckpoint {
@@ -95,10 +95,9 @@ fn state(noise: &Noise, config: &QwenVlConfig) -> Result<StateDict> {
         _ if branches.iter().any(|branch| key.ends_with(branch)) => (0.0, BRANCH * preserving_deviation(shape)),
         _ => (0.0, preserving_deviation(shape)),
     })?;
-    let patches = "visual.patch_embed.proj.weight";
-    if let Some(drawn) = state.get(patches) {
+    if let Some(drawn) = state.get(PATCH_EMBEDDING) {
         let smooth = smooth_filters(&config.vision, drawn)?;
-        state.insert(patches.into(), smooth);
+        state.insert(PATCH_EMBEDDING.into(), smooth);
     }
     Ok(state)
 }

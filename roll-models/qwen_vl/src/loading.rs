@@ -16,15 +16,13 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use super::checkpoint::Weights;
-use super::config::{Family, QwenVlConfig};
+use super::config::{Family, PATCH_EMBEDDING, QwenVlConfig};
 use super::network::QwenVl;
 use super::output_layer::{HEAD, OutputLayer};
 use super::source::locate;
 
 /// The embedding, whose rows are the vocabulary.
 const EMBEDDING: &str = "model.embed_tokens.weight";
-/// The convolution of the patch embedding, which is used as a matrix.
-pub(super) const PATCH_EMBEDDING: &str = "visual.patch_embed.proj.weight";
 
 /// Files by which a directory has the weights of a whole model.
 const WHOLE_MODELS: [&str; 2] = ["model.safetensors", "model.safetensors.index.json"];

@@ -9,8 +9,7 @@ use roll_causal_lm::PictureTokens;
 use roll_core::{Error, FIRST_PICTURE_ID, Grad, Medium, Picture, Positions, Result};
 use roll_media::{PixelLimits, Pixels};
 
-use super::config::QwenVlConfig;
-use super::loading::PATCH_EMBEDDING;
+use super::config::{PATCH_EMBEDDING, QwenVlConfig};
 use super::patches::{Grid, PatchOrder};
 use super::positions::{self, Placed};
 use super::{indices, tower};
