@@ -46,7 +46,7 @@ pub fn needs(options: &Options, input: &PlanInput, context: &BuildContext) -> Re
     needs_of(&options, headers(&options, context)?, input, context)
 }
 
-/// As [`needs`], of the model `name` whose files have these `headers`.
+/// As `needs`, of the model `name` whose files have these `headers`.
 pub fn planned(
     name: &str,
     options: &CausalLmOptions,
