@@ -11,7 +11,7 @@ use super::block::{Block, BlockKind};
 /// Values in f32 that the pullback of a decoder block holds, per value of the block's input: on the CPU, as
 /// `tests/decoder_memory.rs` counts them at the published widths, and on a GPU, an estimate from the tensors of a group
 /// norm's pullback.
-pub const DECODER_WORDS: [usize; 2] = [3, 7];
+pub const DECODER_WORDS: [usize; 2] = [2, 7];
 
 /// Sizes and scaling of an `AutoencoderKL`, in the form of diffusers' `config.json`. Missing entries have the values of
 /// Z-Image.
