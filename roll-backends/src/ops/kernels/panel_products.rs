@@ -12,7 +12,7 @@ use rayon::prelude::*;
 use super::matrix::ViewMut;
 use super::parallel::{ELEMENT_COST, min_items_per_task};
 use super::simd::prefetch;
-use super::tile::{KC, MR, NR, SUMS, accumulate};
+use super::tile::{KC, Line, MR, NR, SUMS, accumulate};
 use crate::ops::tiled::ranges;
 
 /// Column block (NC in BLIS terms). Its packed panels, [`KC`] deep, take 144 KiB.
@@ -129,11 +129,11 @@ impl<N: Number> RightMatrix<'_, N> {
         mut out: ViewMut,
     ) {
         let (row_blocks, panels) = (left.len() / (MR * depths.len()), columns.len().div_ceil(NR));
-        let sums = grown(sums, panels * row_blocks * SUMS);
+        let sums: &mut [f32] = bytemuck::cast_slice_mut(grown(sums, panels * row_blocks * SUMS / NR));
         for first in depths.clone().step_by(KC) {
             let steps = KC.min(depths.end - first);
             // Lanes beyond the last column keep their old content; their sums are not read.
-            let right = grown(right, panels * steps * NR);
+            let right: &mut [f32] = bytemuck::cast_slice_mut(grown(right, panels * steps));
             if is_transposed {
                 self.pack_transposed(first, columns.clone(), right);
             } else {
@@ -231,9 +231,9 @@ impl<N: Number> RightMatrix<'_, N> {
 #[derive(Default)]
 struct Scratch {
     /// Packed panels of the right matrix.
-    right: Vec<f32>,
+    right: Vec<Line>,
     /// Sums, in the order panel, block of [`MR`] rows, row, column.
-    sums: Vec<f32>,
+    sums: Vec<Line>,
 }
 
 /// The size of the packed left operand `a`: all blocks of [`MR`] rows, for a range of the depth.
@@ -263,10 +263,10 @@ fn interleave(rows: [&[f32]; MR], block: &mut [f32]) {
     }
 }
 
-/// Returns the first `length` numbers of a buffer, which is grown if it is too short. Old content is kept.
-fn grown(buffer: &mut Vec<f32>, length: usize) -> &mut [f32] {
+/// Returns the first `length` items of a buffer, which is grown if it is too short. Old content is kept.
+fn grown<T: Clone + Default>(buffer: &mut Vec<T>, length: usize) -> &mut [T] {
     if buffer.len() < length {
-        buffer.resize(length, 0.0);
+        buffer.resize(length, T::default());
     }
     &mut buffer[..length]
 }

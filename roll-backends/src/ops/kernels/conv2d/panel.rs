@@ -8,12 +8,7 @@ use super::Call;
 use super::passes::{Pass, Tap, inside};
 #[cfg(target_arch = "x86_64")]
 use crate::ops::kernels::simd;
-use crate::ops::kernels::tile::NR;
-
-/// The input of one tap in one channel at [`NR`] adjacent positions: one cache line.
-#[derive(Clone, Copy, Default, bytemuck::Pod, bytemuck::Zeroable)]
-#[repr(C, align(64))]
-pub struct Line([f32; NR]);
+use crate::ops::kernels::tile::{Line, NR};
 
 /// Adjacent positions of a column that lie in one row of one item's grid.
 #[derive(Clone, Copy)]

@@ -13,10 +13,10 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::Call;
-use super::panel::{self, Line, Lists, PanelSpec, Run, runs_of_columns};
+use super::panel::{self, Lists, PanelSpec, Run, runs_of_columns};
 use super::passes::{Conv2dShape, Pass};
 use crate::ops::kernels::simd::{MulAdd, vectorised};
-use crate::ops::kernels::tile::{MR, NR, SUMS, accumulate};
+use crate::ops::kernels::tile::{Line, MR, NR, SUMS, accumulate};
 
 /// Columns per task, approximately (NC in BLIS terms).
 const NC: usize = 8;

@@ -11,12 +11,11 @@ use std::ops::Range;
 use rayon::prelude::*;
 
 use super::Call;
-use super::panel::Line;
 use super::passes::Conv2dShape;
 use super::tiles::{MANY_TASKS_PER_THREAD, MAX_ON_ONE_THREAD, store};
 use crate::ops::kernels::geometry::{ConvKind, ConvShape};
 use crate::ops::kernels::simd::vectorised;
-use crate::ops::kernels::tile::{KC, MR, NR, SUMS, accumulate};
+use crate::ops::kernels::tile::{KC, Line, MR, NR, SUMS, accumulate};
 use crate::ops::kernels::winograd::transforms::{patch_transform, result_transform};
 use crate::ops::kernels::winograd::{ELEMENTS, Kernels, TileGrid, TileRun};
 

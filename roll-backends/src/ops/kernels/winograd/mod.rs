@@ -23,7 +23,7 @@ use rayon::prelude::*;
 use super::geometry::{ConvKind, ConvShape};
 use super::parallel::in_pool;
 use super::simd::prefetch;
-use super::tile::{KC, MR, NR, SUMS, accumulate};
+use super::tile::{KC, Line, MR, NR, SUMS, accumulate};
 use crate::ops::tiled::ranges;
 use transforms::{kernel_transform, patch_transform, result_transform};
 
@@ -79,8 +79,9 @@ fn convolve_within(
     // Numbers of a panel.
     let (patch_size, sum_size) = (ELEMENTS * padded_frames * shape.inputs * NR, ELEMENTS * blocks * frames * SUMS);
     let panels_at_once = (bytes / size_of::<f32>() / (patch_size + sum_size)).clamp(1, grid.panels());
-    let mut all_patches = vec![0.0; panels_at_once * patch_size];
-    let mut all_sums = vec![0.0; panels_at_once * sum_size];
+    let [mut all_patches, mut all_sums] =
+        [patch_size, sum_size].map(|size| bytemuck::zeroed_vec::<Line>(panels_at_once * size / NR));
+    let (all_patches, all_sums) = (bytemuck::cast_slice_mut(&mut all_patches), bytemuck::cast_slice_mut(&mut all_sums));
     for first_panel in (0..grid.panels()).step_by(panels_at_once) {
         let panels = panels_at_once.min(grid.panels() - first_panel);
         let (patches, sums) = (&mut all_patches[..panels * patch_size], &mut all_sums[..panels * sum_size]);
